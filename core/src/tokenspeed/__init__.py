@@ -1,0 +1,7 @@
+"""TokenSpeed: an inference engine for agent traffic, built as a plugin framework."""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"

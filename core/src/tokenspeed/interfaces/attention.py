@@ -1,0 +1,114 @@
+"""Contract of an attention backend (``AttentionBackendSpec``, API 1).
+
+A backend owns its metadata and workspace. Core owns the KV layout and has already written the step's keys and values into the pages when a
+backend is called; the backend reads them through ``batch.page_tables``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tokenspeed.types import CacheGroup, KVLayout
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenspeed.interfaces.batch import ForwardBatch
+    from tokenspeed.interfaces.kernel import KernelRequest
+
+__all__ = ["AttentionBackend", "AttentionContext", "AttentionLayer", "LayerKV"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionContext:
+    """What a backend is built from.
+
+    Attributes:
+        q_heads: query heads of one layer on this rank.
+        group: the cache group it serves; ``group_index`` is its index in the batch's per-group lists.
+        layout: the layout of the pages it will see.
+        page_size: tokens in a page.
+        dtype: element type of queries; ``kv_dtype`` of the cache.
+        max_rows: rows in a step at most; ``max_tokens`` query tokens at most; ``max_model_len`` tokens of context at most.
+        select_kernel: resolves a kernel of family ``attention``; raises ``PluginError`` with every candidate's reason when none fits.
+        options: options of the plugin that contributes the backend.
+    """
+
+    q_heads: int
+    group: CacheGroup
+    group_index: int
+    layout: KVLayout
+    page_size: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    device: torch.device
+    max_rows: int
+    max_tokens: int
+    max_model_len: int
+    select_kernel: Callable[[KernelRequest], Callable[..., Any]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """Constants of one layer: ``window`` 0 means unlimited; ``sinks`` is (q_heads) fp32 or ``None``; ``softcap`` 0 means none."""
+
+    index: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(kw_only=True)
+class LayerKV:
+    """One layer's pages: ``k`` and ``v`` in the backend's layout."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class AttentionBackend(ABC):
+    """Reads paged KV for one cache group. Not thread safe; one per engine rank."""
+
+    def __init__(self, ctx: AttentionContext) -> None:
+        self.ctx = ctx
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> None:
+        """Prepare for a step, once for all its layers. Host arrays of ``batch.host`` may be read; the device must not be synchronised."""
+
+    @abstractmethod
+    def forward_extend(self, q: torch.Tensor, kv: LayerKV, layer: AttentionLayer, batch: ForwardBatch) -> torch.Tensor:
+        """Causal attention of the extend rows.
+
+        Args:
+            q: (extend tokens, q_heads, head_dim).
+
+        Returns:
+            (extend tokens, q_heads, v_head_dim), element type of ``q``.
+        """
+
+    @abstractmethod
+    def forward_decode(self, q: torch.Tensor, kv: LayerKV, layer: AttentionLayer, batch: ForwardBatch) -> torch.Tensor:
+        """Attention of the decode rows, ``batch.decode_width`` causal query tokens each.
+
+        Args:
+            q: (decode rows * width, q_heads, head_dim).
+
+        Returns:
+            (decode rows * width, q_heads, v_head_dim), element type of ``q``.
+        """
+
+    def init_graph_buffers(self, max_rows: int, width: int) -> None:
+        """Allocate what captured graphs of up to ``max_rows`` decode rows will read. Default: nothing to do."""
+
+    def init_capture_metadata(self, batch: ForwardBatch) -> None:
+        """Prepare to capture a decode graph; like ``init_forward_metadata`` but only persistent buffers may be used."""
+        self.init_forward_metadata(batch)
+
+    def init_replay_metadata(self, batch: ForwardBatch) -> None:
+        """Refresh persistent buffers before a captured graph is replayed."""
+        self.init_forward_metadata(batch)

@@ -1,0 +1,92 @@
+"""Families, modes and signatures of kernels (``KernelSpec``, API 1).
+
+The torch reference of each mode in ``tokenspeed.builtin.kernels`` defines correctness; every other kernel is compared with it.
+Tensors are contiguous unless noted. ``layout`` is the text of a ``KVLayout``. Signatures by family and mode:
+
+gemm
+    ``linear(x, weight, bias=None) -> out``: x (T, K), row stride allowed; weight (N, K); bias (N); out (T, N).
+norm
+    ``rms_norm(x, weight, eps) -> out``: x (T, H), weight (H); computed in fp32.
+    ``add_rms_norm(x, residual, weight, eps) -> (out, residual)``: ``residual += x`` in place, out is its norm.
+rope
+    ``rotate(q, k, positions, cos_sin, head_dim, interleaved=False)``: in place on q (T, Hq * head_dim) and k (T, Hk * head_dim); positions (T) int64;
+    cos_sin (max_pos, rotary_dim) fp32, first half cosines, second half sines; rotary_dim <= head_dim.
+    ``qkv_rope_write(qkv, positions, cos_sin, q_heads, kv_heads, head_dim, k_cache, v_cache, slot_mapping, layout, q_norm=None, k_norm=None,
+    eps=1e-6, interleaved=False) -> q``: splits fused rows qkv (T, (Hq + 2 Hk) * head_dim), normalises q and k heads where weights (head_dim) are given,
+    rotates them, writes k and v to the pages of ``slot_mapping`` (T) int64 (-1: not written) and returns q (T, Hq, head_dim).
+activation
+    ``silu_and_mul(gate_up) -> out``: gate_up (T, 2 I), out (T, I).
+    ``gelu_tanh_and_mul(gate_up) -> out``.
+embedding
+    ``lookup(ids, weight) -> out``: ids (T) int64, weight (V, H), out (T, H).
+cache
+    ``write(k, v, k_cache, v_cache, slot_mapping, layout)``: k (T, Hk, D), v (T, Hk, Dv).
+attention
+    ``decode(q, k_cache, v_cache, page_table, seq_lens, width, scale, layout, window=0, softcap=0.0, sinks=None, prefix_intervals=None) -> out``: q (R * width, Hq, D);
+    page_table (R, P) int32, row stride allowed; seq_lens (R) int32 with the new tokens counted; the ``width`` query tokens of a row are causal;
+    prefix_intervals (n, 4) int32 host array with row numbers relative to the first decode row.
+    ``extend(q, k_cache, v_cache, page_table, seq_lens, query_start, scale, layout, window=0, softcap=0.0, sinks=None) -> out``: q (T, Hq, D); query_start (R + 1) int32.
+sampling
+    ``argmax(logits) -> ids``: logits (R, V), ids (R) int64; lowest index wins; a row with NaN yields -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FAMILIES", "OBJECTIVES", "KernelContext", "KernelRequest"]
+
+FAMILIES: tuple[str, ...] = (
+    "attention",
+    "gemm",
+    "moe",
+    "recurrent",
+    "norm",
+    "rope",
+    "activation",
+    "embedding",
+    "sampling",
+    "cache",
+    "comm",
+)
+
+OBJECTIVES: tuple[str, ...] = ("latency", "throughput", "portability", "determinism", "debug")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRequest:
+    """What a layer or backend asks ``select()`` for.
+
+    Attributes:
+        dtype: short name of the element type (``fp32``, ``bf16``, ``fp16``).
+        layout: KV layout, or empty where none is involved.
+        features: abilities the caller cannot do without.
+        shape: known sizes by trait name, for example ``{"head_dim": 64}``.
+        objective: one of ``OBJECTIVES``.
+    """
+
+    family: str
+    mode: str
+    dtype: str
+    layout: str = ""
+    features: frozenset[str] = frozenset()
+    shape: Mapping[str, int] = field(default_factory=dict)
+    objective: str = "latency"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelContext:
+    """What the factory of a kernel (``KernelSpec.factory``) is given; ``threads`` is the CPU thread count of this rank.
+
+    ``shared`` lives as long as the rank's kernel registry: factories of one plugin keep common resources there (a thread pool) under their plugin's name.
+    """
+
+    device: torch.device
+    threads: int
+    shared: dict[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)

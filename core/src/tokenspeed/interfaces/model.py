@@ -1,0 +1,102 @@
+"""Contract of a model (``ModelSpec``, API 1) and the context it builds itself from."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from tokenspeed.types import CacheGroup
+
+if TYPE_CHECKING:
+    from tokenspeed.interfaces.batch import ForwardBatch
+
+__all__ = ["CausalLM", "ModelContext"]
+
+
+class ModelContext(Protocol):
+    """Makes a model's layers. The model never chooses a kernel, a backend or a shard; they stand behind these methods.
+
+    ``prefix`` is the layer's name in the checkpoint; ``shard`` is ``column``, ``row`` or ``replicated``; ``group`` is the parallel group, ``attn``, ``dense`` or
+    ``moe``. Layers are ``nn.Module`` of ``tokenspeed.layers``.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def tp_size(self, group: str = "attn") -> int:
+        """Ranks that a sharded layer of ``group`` is spread over."""
+
+    def linear(
+        self,
+        prefix: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        shard: str = "replicated",
+        group: str = "dense",
+        parts: Sequence[tuple[str, int]] = (),
+    ) -> nn.Module:
+        """``forward(x (T, in)) -> (T, out on this rank)``. ``parts`` names the checkpoint's tensors and sizes fused along the output, for example
+        ``(("q_proj", 576), ("k_proj", 192), ("v_proj", 192))``. A ``row`` shard's output is partial; the norm that consumes it reduces it."""
+
+    def embedding(self, prefix: str, vocab_size: int, hidden: int) -> nn.Module:
+        """``forward(ids (T)) -> (T, hidden)``."""
+
+    def lm_head(self, prefix: str, vocab_size: int, hidden: int, *, tied: nn.Module | None = None, bias: bool = False) -> nn.Module:
+        """``forward(x (R, hidden)) -> (R, vocab)`` gathered over ranks; shares ``tied``'s weight where given."""
+
+    def rms_norm(self, prefix: str, hidden: int, eps: float, *, reduce: str = "") -> nn.Module:
+        """``forward(x, residual=None) -> (normed, residual)``. ``reduce`` names the parallel group whose partial ``x`` is summed first."""
+
+    def attention(
+        self,
+        prefix: str,
+        layer_index: int,
+        *,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        rope: Any = None,
+        window: int = 0,
+        softcap: float = 0.0,
+        qk_norm_eps: float | None = None,
+    ) -> nn.Module:
+        """``forward(qkv (T, (q + 2 kv) * head_dim), batch) -> (T, q * head_dim)`` with this rank's heads. ``rope`` is a ``tokenspeed.layers.RopeConfig``. With
+        ``qk_norm_eps`` the module owns weights ``q_norm`` and ``k_norm`` under ``prefix``."""
+
+    def gated_mlp_activation(self, name: str) -> nn.Module:
+        """``forward(gate_up (T, 2 I)) -> (T, I)`` for ``silu`` or ``gelu_pytorch_tanh``."""
+
+
+class CausalLM(nn.Module):
+    """A decoder-only language model over a paged cache.
+
+    Implementations take ``(config, ctx, prefix="")`` where ``config`` is the parsed ``config.json`` (attribute access, ``transformers`` names).
+    """
+
+    @classmethod
+    @abstractmethod
+    def cache_groups(cls, config: Any, tp_size: int) -> list[CacheGroup]:
+        """The cache groups of one rank, before any weight exists. Group 0 sets the granularity of prefix reuse."""
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states (tokens, hidden) after the final norm."""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(rows, hidden) -> (rows, vocabulary)."""
+
+    @abstractmethod
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Take tensors by checkpoint name; returns the parameter names that were filled. May be called again, in place.
+
+        Raises:
+            ModelError: a tensor has no place in the model or the wrong shape.
+        """

@@ -1,0 +1,67 @@
+"""Contract of a tool-call parser (``ToolParserSpec``, API 1).
+
+A parser is an incremental machine over the text of one choice: ``feed`` takes what was generated since the last call, cut anywhere, and returns what can be
+told to the client now; ``finish`` flushes. Any partition of the text gives the same result. A parser never raises on model output.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ParserContext", "ParserDelta", "ToolCallDelta", "ToolParser"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParserContext:
+    """What a parser is built from, once per choice.
+
+    Attributes:
+        tools: the request's ``tools`` as plain JSON, in order; empty when there are none.
+        prompt_tail: the end of the rendered prompt (at most 4,096 characters), from which an initial state is read.
+        token_text: text of special tokens by id for families whose markers are special tokens.
+        history_calls: how many tool calls the conversation already holds (families that number their ids).
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    prompt_tail: str = ""
+    token_text: Mapping[int, str] = field(default_factory=dict)
+    history_calls: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallDelta:
+    """A piece of one call. The first piece of an index carries ``name`` (whole) and perhaps ``id`` (``None``: the server makes one); ``arguments`` is appended."""
+
+    index: int
+    name: str | None = None
+    id: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParserDelta:
+    """What one ``feed`` yields: visible text and pieces of calls, in order of appearance within each kind."""
+
+    content: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+
+
+class ToolParser(ABC):
+    """Finds tool calls in generated text."""
+
+    #: Whether the text must keep special tokens (the markers are special tokens of the vocabulary).
+    needs_special_tokens: bool = False
+
+    def __init__(self, ctx: ParserContext) -> None:
+        self.ctx = ctx
+
+    @abstractmethod
+    def feed(self, text: str) -> ParserDelta:
+        """Take the next piece of generated text."""
+
+    @abstractmethod
+    def finish(self) -> ParserDelta:
+        """The text is at its end (also when cut by a limit): flush what was held back. Unfinished calls never appear as complete JSON."""

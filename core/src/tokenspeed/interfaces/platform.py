@@ -1,0 +1,101 @@
+"""Contract of an accelerator target (``PlatformSpec``, API 1). What a vendor would have to patch core for is a method here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Platform", "PlatformContext", "PlatformDefaults"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatformContext:
+    """``local_rank`` counts engine ranks on this host; ``threads`` is the CPU threads that this rank may use (0: decide)."""
+
+    local_rank: int = 0
+    local_world_size: int = 1
+    threads: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatformDefaults:
+    """Defaults of flags that depend on the device.
+
+    Attributes:
+        chunked_prefill_size: tokens of one step.
+        max_num_seqs: rows of one step.
+        page_size: tokens of a KV page unless the chosen backends want another.
+        overlap: whether the next plan is made while a step runs.
+    """
+
+    chunked_prefill_size: int
+    max_num_seqs: int
+    page_size: int
+    overlap: bool
+
+
+class Platform(ABC):
+    """One rank's view of its device."""
+
+    name: str = ""
+
+    def __init__(self, ctx: PlatformContext) -> None:
+        self.ctx = ctx
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device that tensors of this rank live on."""
+
+    @property
+    @abstractmethod
+    def capability(self) -> tuple[int, ...]:
+        """Comparable capability, for example ``(9, 0)``; ``()`` where the notion does not apply."""
+
+    @property
+    @abstractmethod
+    def defaults(self) -> PlatformDefaults:
+        """Defaults of device-dependent flags."""
+
+    @abstractmethod
+    def preferences(self, kind: str) -> tuple[str, ...]:
+        """Names of kind ``kind`` in this platform's order; unlisted ones follow by priority."""
+
+    @abstractmethod
+    def init_process(self) -> None:
+        """Bind this process to the device (threads, current device). Called once, first."""
+
+    @abstractmethod
+    def default_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
+        """What ``--dtype auto`` means for a checkpoint of ``model_dtype``."""
+
+    @abstractmethod
+    def kv_memory_bytes(self, utilization: float) -> int:
+        """Bytes that the KV pool may take now, with the weights in place."""
+
+    @abstractmethod
+    def collective_backend(self) -> str:
+        """Name for ``torch.distributed.init_process_group``, for example ``gloo``."""
+
+    def synchronize(self) -> None:
+        """Wait for the device. Nothing to do where execution is synchronous."""
+
+    @property
+    def supports_graphs(self) -> bool:
+        """Whether ``capture_graph`` works."""
+        return False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether work is queued on a stream, so that overlap needs tokens to stay on the device."""
+        return False
+
+    def describe(self) -> str:
+        """One line for the start-up block, for example ``cpu (AVX2, 2 threads)``."""
+        return self.name

@@ -1,0 +1,40 @@
+"""What crosses processes: msgspec structs and their codec. No pickle, no torch."""
+
+from __future__ import annotations
+
+from tokenspeed.messages.codec import decode_from_engine, decode_to_engine, encode
+from tokenspeed.messages.from_engine import (
+    ControlReply,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    EngineStats,
+    FromEngine,
+    Outputs,
+    RequestStats,
+    TokenLogprobs,
+    TokenOutput,
+)
+from tokenspeed.messages.to_engine import AbortRequest, ControlRequest, GenerateRequest, SamplingParams, StopRequest, ToEngine
+
+__all__ = [
+    "AbortRequest",
+    "ControlReply",
+    "ControlRequest",
+    "EngineFailed",
+    "EngineInfo",
+    "EngineReady",
+    "EngineStats",
+    "FromEngine",
+    "GenerateRequest",
+    "Outputs",
+    "RequestStats",
+    "SamplingParams",
+    "StopRequest",
+    "ToEngine",
+    "TokenLogprobs",
+    "TokenOutput",
+    "decode_from_engine",
+    "decode_to_engine",
+    "encode",
+]

@@ -1,0 +1,140 @@
+"""Messages from the engine to the server process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = [
+    "ControlReply",
+    "EngineFailed",
+    "EngineInfo",
+    "EngineReady",
+    "EngineStats",
+    "FromEngine",
+    "Outputs",
+    "RequestStats",
+    "TokenLogprobs",
+    "TokenOutput",
+]
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
+    """Log probability of one token and of the best alternatives at its position, natural logarithm; ``rank`` is 1 for the likeliest."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """What a finished request cost. Times in ms from its arrival in the engine."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    ttft_ms: float = 0.0
+    total_ms: float = 0.0
+    preemptions: int = 0
+    preempted_ms: float = 0.0
+    decode_tok_s: float = 0.0
+
+
+class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """New tokens of one request. The last one carries ``finish`` (a ``FinishReason`` text) and ``stats``.
+
+    Attributes:
+        tokens: ids generated since the last output, the stopping token included.
+        stop_reason: the id that ended it where ``finish`` is ``stop`` and a stop token did it; ``None`` otherwise.
+        cached_tokens: prompt tokens served from the cache; sent with the first output.
+        logprobs: one per token when asked for.
+        prompt_logprobs: sent once, before or with the first token: entry i belongs to prompt token i, the first is ``None``.
+        error: text for ``finish == "error"``.
+    """
+
+    rid: int
+    tokens: list[int]
+    finish: str = ""
+    stop_reason: int | None = None
+    cached_tokens: int = -1
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    stats: RequestStats | None = None
+    error: str = ""
+
+
+class EngineStats(msgspec.Struct, array_like=True, frozen=True):
+    """Gauges and cumulative counters of the engine at one moment; sent after steps (at most every 100 ms) and once more when it goes idle."""
+
+    waiting: int
+    running: int
+    retracted: int
+    pages_active: int
+    pages_cached: int
+    pages_free: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_prompt_tokens: int
+    generated_tokens: int
+    retractions: int
+    aborted: int
+    failed: int
+    finished: int
+    evicted_pages: int
+    steps: int
+
+
+class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):
+    """Everything one step has to tell."""
+
+    items: list[TokenOutput]
+    stats: EngineStats | None = None
+
+
+class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
+    """What the running engine is, for ``/get_server_info`` and the start-up block.
+
+    Attributes:
+        plan: the verified plugin plan and selections, plain JSON.
+        config: the effective settings, plain JSON.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    page_size: int
+    kv_pages: int
+    kv_bytes: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    load_seconds: float
+    plan: dict[str, Any]
+    config: dict[str, Any]
+
+
+class EngineReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
+    """The engine takes requests from now on."""
+
+    info: EngineInfo
+
+
+class EngineFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
+    """The engine cannot start or go on; it exits right after. ``kind`` is ``config``, ``plugin``, ``model`` or ``internal``."""
+
+    kind: str
+    error: str
+
+
+class ControlReply(msgspec.Struct, tag="control", array_like=True, frozen=True):
+    """Answer to a ``ControlRequest`` of the same ``id``."""
+
+    id: int
+    ok: bool
+    result: Any = None
+
+
+FromEngine = Outputs | EngineReady | EngineFailed | ControlReply

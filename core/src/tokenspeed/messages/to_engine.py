@@ -1,0 +1,73 @@
+"""Messages from the server process to the engine."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["AbortRequest", "ControlRequest", "GenerateRequest", "SamplingParams", "StopRequest", "ToEngine"]
+
+
+class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """How tokens of one request are drawn; the server has validated every range.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
+        seed: same seed and prompt, same tokens, whatever else is in the batch; ``None`` draws one.
+        stop_token_ids: ids that end the request besides the model's own end tokens.
+        ignore_eos: the model's end tokens do not end the request.
+        min_tokens: end tokens are masked before this many.
+        logit_bias: (id, bias) pairs added to the logits.
+        logprobs: alternatives per output token; -1 is off, 0 the chosen token only.
+        prompt_logprobs: the same for prompt tokens.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+
+class GenerateRequest(msgspec.Struct, tag="generate", array_like=True, frozen=True):
+    """A request for tokens. ``tokens`` holds little-endian int32 ids; ``rid`` is unique among live requests of the server."""
+
+    rid: int
+    tokens: bytes
+    params: SamplingParams
+    arrival_s: float
+    priority: int = 0
+    salt: bytes = b""
+    request_id: str = ""
+
+
+class AbortRequest(msgspec.Struct, tag="abort", array_like=True, frozen=True):
+    """The client is gone or asked for it: end the request at once, in whatever state; an ``abort`` output follows if it was alive."""
+
+    rid: int
+
+
+class StopRequest(msgspec.Struct, tag="stop", array_like=True, frozen=True):
+    """A stop string matched in the server: end the request in good order; outputs already under way are dropped by the server."""
+
+    rid: int
+
+
+class ControlRequest(msgspec.Struct, tag="control", array_like=True, frozen=True):
+    """An operation on the engine as a whole: ``flush_cache``, ``info``, ``stats``, ``shutdown`` (ends the engine in good order)."""
+
+    id: int
+    method: str
+
+
+ToEngine = GenerateRequest | AbortRequest | StopRequest | ControlRequest

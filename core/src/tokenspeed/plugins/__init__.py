@@ -1,0 +1,31 @@
+"""The plugin contract: ``hookimpl`` and the specs that hooks return. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from tokenspeed.plugins.markers import hookimpl
+from tokenspeed.plugins.specs import (
+    AttentionBackendSpec,
+    AttentionSupport,
+    CommandSpec,
+    KernelSpec,
+    ModelSpec,
+    OptionSpec,
+    PlatformSpec,
+    Priority,
+    Spec,
+    ToolParserSpec,
+)
+
+__all__ = [
+    "AttentionBackendSpec",
+    "AttentionSupport",
+    "CommandSpec",
+    "KernelSpec",
+    "ModelSpec",
+    "OptionSpec",
+    "PlatformSpec",
+    "Priority",
+    "Spec",
+    "ToolParserSpec",
+    "hookimpl",
+]

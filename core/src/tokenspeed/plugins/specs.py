@@ -1,0 +1,209 @@
+"""What a plugin contributes: frozen dataclasses of plain data.
+
+A spec names the thing itself by a ``target`` string, ``"package.module:attribute"``, which is imported on first use, so that
+registering costs nothing. Every kind of spec carries ``api``, the version of the contract in ``tokenspeed.interfaces`` that it was written
+for; a mismatch turns that one contribution off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar
+
+__all__ = [
+    "AttentionBackendSpec",
+    "AttentionSupport",
+    "CommandSpec",
+    "KernelSpec",
+    "ModelSpec",
+    "OptionSpec",
+    "PlatformSpec",
+    "Priority",
+    "Spec",
+    "ToolParserSpec",
+]
+
+
+class Priority(IntEnum):
+    """Rank of a contribution when nothing else decides; plugins named in ``--plugins`` are raised to ``PLUGIN``."""
+
+    REFERENCE = 0
+    PORTABLE = 10
+    PERFORMANT = 20
+    SPECIALIZED = 30
+    PLUGIN = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Common part of everything selectable.
+
+    Attributes:
+        name: what a user types to select it, unique within its kind (``plugin:name`` where two plugins own a name).
+        target: ``"package.module:attribute"`` of the class or function.
+        api: version of the kind's contract that the target was written for.
+        priority: rank among candidates that fit.
+        platforms: platform names it runs on; empty means any.
+        requires: requirement strings (PEP 508) that must be installed.
+        needs: names of plugins that must be active with it.
+        opt_in: considered only when named by a flag or when its plugin is named in ``--plugins``.
+        description: one line for ``tokenspeed plugins show``.
+    """
+
+    KIND: ClassVar[str] = ""
+    API: ClassVar[int] = 1
+
+    name: str
+    target: str
+    api: int = 1
+    priority: Priority = Priority.PORTABLE
+    platforms: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    opt_in: bool = False
+    description: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Spec):
+    """A model class (``interfaces.model.CausalLM``) and the checkpoints it serves.
+
+    Attributes:
+        architectures: ``architectures[0]`` values of ``config.json`` it accepts.
+        model_type: narrows the match to one ``model_type``; the more specific spec wins.
+        attention_backend: name of the backend the model needs, or empty for any that supports its kind.
+        tool_parser: parser that ``--tool-call-parser auto`` takes for this model.
+        reasoning_parser: parser that ``--reasoning-parser auto`` takes.
+        gguf_architectures: ``general.architecture`` values of GGUF files it accepts.
+    """
+
+    KIND: ClassVar[str] = "model"
+
+    architectures: tuple[str, ...]
+    model_type: str | None = None
+    attention_backend: str = ""
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    gguf_architectures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatformSpec(Spec):
+    """An accelerator target (``interfaces.platform.Platform``).
+
+    Attributes:
+        detect: ``"package.module:function"`` of a function ``() -> str | None`` that imports nothing heavy, creates no device context, and returns a
+            one-line description of the device it found, or ``None``.
+        device_type: the ``--device`` name it serves, for example ``cpu``, ``cuda``.
+    """
+
+    KIND: ClassVar[str] = "platform"
+
+    detect: str
+    device_type: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSupport:
+    """What an attention backend can run; empty tuples mean any.
+
+    Attributes:
+        kinds: of ``mha``, ``gqa``, ``mla``, ``window``, ``recurrent``.
+        dtypes: short names of activations: ``fp32``, ``bf16``, ``fp16``.
+        kv_dtypes: short names of the KV cache's element type.
+        head_dims: head sizes.
+        layouts: KV layouts in order of preference, of ``NHD``, ``HND``.
+        page_sizes: page sizes in order of preference.
+        phases: of ``extend``, ``decode``.
+        sinks: accepts attention sinks.
+        shared_prefix: reads the plan's shared-prefix intervals once per step.
+    """
+
+    kinds: tuple[str, ...] = ("mha", "gqa")
+    dtypes: tuple[str, ...] = ()
+    kv_dtypes: tuple[str, ...] = ()
+    head_dims: tuple[int, ...] = ()
+    layouts: tuple[str, ...] = ("NHD", "HND")
+    page_sizes: tuple[int, ...] = ()
+    phases: tuple[str, ...] = ("extend", "decode")
+    sinks: bool = False
+    shared_prefix: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBackendSpec(Spec):
+    """An attention backend (``interfaces.attention.AttentionBackend``)."""
+
+    KIND: ClassVar[str] = "attention_backend"
+
+    supports: AttentionSupport = field(default_factory=AttentionSupport)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolParserSpec(Spec):
+    """A tool-call parser (``interfaces.parser.ToolParser``); ``aliases`` are further names for the flag."""
+
+    KIND: ClassVar[str] = "tool_parser"
+
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSpec(Spec):
+    """One kernel: a function with the signature that ``interfaces.kernel`` gives for its family and mode.
+
+    ``name`` is ``solution``'s unique name within family and mode, for example ``torch`` or ``cpu``.
+
+    Attributes:
+        family: of ``interfaces.kernel.FAMILIES``.
+        mode: operation within the family, for example ``rms_norm``.
+        features: optional abilities, for example ``shared_prefix``, ``sinks``, ``window``.
+        dtypes: short names of the element types it takes; empty means any.
+        layouts: KV layouts it takes; empty means any or not applicable.
+        capability: inclusive range of the platform's capability, for example ``((9, 0), (9, 0))``; ``None`` means any.
+        traits: shape limits by name, each ``(low, high)`` inclusive, for example ``{"m": (1, 32)}``.
+        objectives: objectives it is meant for, of ``latency``, ``throughput``, ``portability``, ``determinism``, ``debug``; empty means all.
+        factory: the target is a callable ``(KernelContext) -> kernel`` instead of the kernel itself (a thread pool, a workspace).
+    """
+
+    KIND: ClassVar[str] = "kernel"
+
+    family: str
+    mode: str
+    features: frozenset[str] = frozenset()
+    dtypes: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+    capability: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    traits: tuple[tuple[str, int, int], ...] = ()
+    objectives: tuple[str, ...] = ()
+    factory: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionSpec:
+    """One option of a plugin, set with ``--set PLUGIN.NAME=VALUE`` or in the config file's ``plugin_options``.
+
+    ``type`` is ``int``, ``float``, ``str`` or ``bool``; ``choices`` limits the values; ``default`` must pass the same checks.
+    """
+
+    KIND: ClassVar[str] = "option"
+
+    name: str
+    type: type
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandSpec:
+    """A sub-command ``tokenspeed NAME``: ``target`` is a module with ``add_arguments(parser)`` and ``run(args) -> int``."""
+
+    KIND: ClassVar[str] = "command"
+
+    name: str
+    target: str
+    help: str
