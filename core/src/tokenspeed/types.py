@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 __all__ = ["CacheGroup", "FinishReason", "KVLayout"]
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a request ended, as its clients see it."""
 
     STOP = "stop"
@@ -17,7 +17,7 @@ class FinishReason(str, Enum):
     ERROR = "error"
 
 
-class KVLayout(str, Enum):
+class KVLayout(StrEnum):
     """Order of a paged KV cache's axes: ``NHD`` (pages, page_size, kv_heads, head_dim), ``HND`` (pages, kv_heads, page_size, head_dim)."""
 
     NHD = "NHD"
