@@ -43,10 +43,14 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, kw_only=True)
 class ParserDelta:
-    """What one ``feed`` yields: visible text and pieces of calls, in order of appearance within each kind."""
+    """What one ``feed`` yields: visible text and pieces of calls, in order of appearance within each kind.
+
+    ``reasoning`` is filled only by parsers whose ``reads_reasoning`` is set; whoever shows no reasoning drops it.
+    """
 
     content: str = ""
     calls: tuple[ToolCallDelta, ...] = ()
+    reasoning: str = ""
 
 
 class ToolParser(ABC):
@@ -54,6 +58,12 @@ class ToolParser(ABC):
 
     #: Whether the text must keep special tokens (the markers are special tokens of the vocabulary).
     needs_special_tokens: bool = False
+
+    #: Whether one machine reads reasoning and calls of this format (harmony): no reasoning parser stands before it.
+    reads_reasoning: bool = False
+
+    #: Whether markup announces a call. Formats of bare JSON or Python have none, so their calls are not looked for inside reasoning.
+    announced: bool = True
 
     def __init__(self, ctx: ParserContext) -> None:
         self.ctx = ctx
@@ -64,4 +74,7 @@ class ToolParser(ABC):
 
     @abstractmethod
     def finish(self) -> ParserDelta:
-        """The text is at its end (also when cut by a limit): flush what was held back. Unfinished calls never appear as complete JSON."""
+        """The text is at its end (also when cut by a limit): flush what was held back. Unfinished calls never appear as complete JSON.
+
+        That is how a finished call is told from one that was cut or malformed: its ``arguments``, put together, are a JSON object.
+        """

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ModelSpec,
         OptionSpec,
         PlatformSpec,
+        ReasoningParserSpec,
         ToolParserSpec,
     )
 
@@ -49,6 +50,11 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:  # type: igno
 @hookspec
 def tokenspeed_tool_parsers() -> list[ToolParserSpec]:  # type: ignore[empty-body]
     """Tool-call parsers, selected by ``--tool-call-parser``."""
+
+
+@hookspec
+def tokenspeed_reasoning_parsers() -> list[ReasoningParserSpec]:  # type: ignore[empty-body]
+    """Reasoning parsers, selected by ``--reasoning-parser``."""
 
 
 @hookspec

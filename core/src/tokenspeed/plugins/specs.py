@@ -12,6 +12,8 @@ from enum import IntEnum
 from typing import Any, ClassVar
 
 __all__ = [
+    "KERNEL_FAMILIES",
+    "KERNEL_OBJECTIVES",
     "AttentionBackendSpec",
     "AttentionSupport",
     "CommandSpec",
@@ -20,9 +22,27 @@ __all__ = [
     "OptionSpec",
     "PlatformSpec",
     "Priority",
+    "ReasoningParserSpec",
     "Spec",
     "ToolParserSpec",
 ]
+
+
+KERNEL_FAMILIES: tuple[str, ...] = (
+    "attention",
+    "gemm",
+    "moe",
+    "recurrent",
+    "norm",
+    "rope",
+    "activation",
+    "embedding",
+    "sampling",
+    "cache",
+    "comm",
+)
+
+KERNEL_OBJECTIVES: tuple[str, ...] = ("latency", "throughput", "portability", "determinism", "debug")
 
 
 class Priority(IntEnum):
@@ -145,6 +165,15 @@ class ToolParserSpec(Spec):
     """A tool-call parser (``interfaces.parser.ToolParser``); ``aliases`` are further names for the flag."""
 
     KIND: ClassVar[str] = "tool_parser"
+
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningParserSpec(Spec):
+    """A reasoning parser (``interfaces.reasoning.ReasoningParser``); ``aliases`` are further names for the flag."""
+
+    KIND: ClassVar[str] = "reasoning_parser"
 
     aliases: tuple[str, ...] = ()
 
