@@ -1,0 +1,92 @@
+"""What the executor needs of a plan: the scheduler's ``ExecutionPlan`` has these attributes, and so has its copy on the other ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tokenspeed.messages.to_engine import SamplingParams
+
+__all__ = ["NEW_IN_SLOT", "SAMPLES", "PlanArrays", "PlanView", "SlotRequest"]
+
+Int32 = npt.NDArray[np.int32]
+
+#: Flag bits of a row.
+SAMPLES = 1
+NEW_IN_SLOT = 2
+
+
+class PlanView(Protocol):
+    """The flat arrays of one plan; shapes and meanings as in the scheduler's ``ExecutionPlan``. Rows: extends first, then decodes."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_extend_rows(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def slots(self) -> Int32: ...
+    @property
+    def context_lens(self) -> Int32: ...
+    @property
+    def query_lens(self) -> Int32: ...
+    @property
+    def input_ids(self) -> Int32: ...
+    @property
+    def flags(self) -> Int32: ...
+    @property
+    def output_lens(self) -> Int32: ...
+    @property
+    def delta_group(self) -> Int32: ...
+    @property
+    def delta_slot(self) -> Int32: ...
+    @property
+    def delta_index(self) -> Int32: ...
+    @property
+    def delta_page(self) -> Int32: ...
+    @property
+    def prefix_intervals(self) -> Int32: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanArrays:
+    """A ``PlanView`` made of plain arrays."""
+
+    num_rows: int
+    num_extend_rows: int
+    num_tokens: int
+    slots: Int32
+    context_lens: Int32
+    query_lens: Int32
+    input_ids: Int32
+    flags: Int32
+    output_lens: Int32
+    delta_group: Int32
+    delta_slot: Int32
+    delta_index: Int32
+    delta_page: Int32
+    prefix_intervals: Int32
+
+
+class SlotRequest(msgspec.Struct, array_like=True, frozen=True):
+    """What the executor must know of a request that begins in ``slot`` (its first row there carries ``NEW_IN_SLOT``).
+
+    Attributes:
+        params: how its tokens are drawn.
+        seed: 64-bit key of its noise, as a signed integer.
+        end_ids: ids masked before ``params.min_tokens``.
+        prompt: little-endian int32 ids of the prompt.
+        output: little-endian int32 ids generated before it lost its former slot; empty at first admission.
+    """
+
+    slot: int
+    params: SamplingParams
+    seed: int
+    end_ids: tuple[int, ...]
+    prompt: bytes
+    output: bytes = b""

@@ -1,0 +1,136 @@
+"""Draws the next token of each sampling row, vectorised over rows. ``reference_sampler`` is its definition, kept for comparison.
+
+Order, as in vLLM: logit bias, mask of end ids before ``min_tokens``, penalties (repetition over prompt and output; frequency and presence
+over output), temperature, filters, draw. Temperature 0 takes the largest logit, of ties the lowest id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenspeed.runtime.draw import draw
+from tokenspeed.runtime.logprobs import LogprobRows, gather_logprobs
+from tokenspeed.runtime.slot_sampling import PenaltyRows, RaggedRows, SamplingRows, SlotSampling
+
+__all__ = ["SampleResult", "Sampler"]
+
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleResult:
+    """What was drawn for n sampling rows.
+
+    Attributes:
+        tokens: (n, W) int64 on the device; -1 where the row is bad.
+        accepted: (n) int64, tokens of the row that count (all 1 without speculation).
+        bad: (n) bool, rows whose logits held NaN or no finite maximum.
+        logprobs: of the rows in ``logprob_rows`` (m) int64, ``None`` when none asked; ``top`` (m) is how many alternatives each wants.
+    """
+
+    tokens: torch.Tensor
+    accepted: torch.Tensor
+    bad: torch.Tensor
+    logprobs: LogprobRows | None = None
+    logprob_rows: npt.NDArray[np.int64] | None = None
+    top: npt.NDArray[np.int64] | None = None
+
+
+class Sampler:
+    """Samples one token per row.
+
+    Args:
+        argmax: kernel ``sampling.argmax``: (R, V) -> (R) int64, lowest index of ties, -1 for a row with NaN.
+    """
+
+    def __init__(self, state: SlotSampling, argmax: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._state = state
+        self._argmax = argmax
+
+    def sample(
+        self, logits: torch.Tensor, slots: npt.NDArray[np.int32], positions: npt.NDArray[np.int32]
+    ) -> SampleResult:
+        """Draw for n rows.
+
+        Args:
+            logits: (n, vocabulary) in the model's dtype; may be overwritten.
+            slots: (n) slot of each row.
+            positions: (n) tokens the request had generated before.
+        """
+        rows = self._state.rows(slots)
+        if rows.plain:
+            tokens, bad = _guard(self._argmax(logits), logits)
+            return _result(tokens, bad)
+        logits = logits.float()
+        untouched = None
+        if rows.logprobs is not None:
+            untouched = logits[torch.from_numpy(rows.logprobs).to(logits.device)]
+        logits = self._adjust(logits, rows, positions)
+        tokens, bad = _guard(self._argmax(logits), logits)
+        if rows.random is not None:
+            index = rows.random.index
+            where = torch.from_numpy(positions.astype(np.int64)).to(logits.device)
+            drawn = draw(logits[index], rows.random, where[index])
+            tokens[index] = torch.where(bad[index], -1, drawn)
+        if rows.penalties is not None:
+            self._state.count(rows.penalties.slots, tokens[rows.penalties.index].clamp_min(0))
+        if untouched is None or rows.logprobs is None or rows.top is None:
+            return _result(tokens, bad)
+        chosen = tokens[torch.from_numpy(rows.logprobs).to(logits.device)].clamp_min(0)
+        logprobs = gather_logprobs(untouched, chosen, int(rows.top.max()))
+        return _result(tokens, bad, logprobs=logprobs, logprob_rows=rows.logprobs, top=rows.top)
+
+    def _adjust(self, logits: torch.Tensor, rows: SamplingRows, positions: npt.NDArray[np.int32]) -> torch.Tensor:
+        """Bias, mask and penalise in place."""
+        if rows.bias is not None:
+            index, values = _entries(rows.bias, logits.device)
+            logits.index_put_(index, values, accumulate=True)
+        if rows.masked is not None:
+            early = positions[rows.masked.rows] < rows.masked.values
+            if early.any():
+                kept = RaggedRows(
+                    rows=rows.masked.rows[early], ids=rows.masked.ids[early], values=rows.masked.values[early]
+                )
+                index, values = _entries(kept, logits.device)
+                logits.index_put_(index, torch.full_like(values, _NEVER))
+        if rows.penalties is not None:
+            logits[rows.penalties.index] = self._penalise(logits[rows.penalties.index], rows.penalties)
+        return logits
+
+    def _penalise(self, logits: torch.Tensor, rows: PenaltyRows) -> torch.Tensor:
+        counts, in_prompt = self._state.history(rows.slots)
+        generated = counts > 0
+        scaled = torch.where(logits > 0, logits / rows.repetition, logits * rows.repetition)
+        logits = torch.where(generated | in_prompt, scaled, logits)
+        return logits - rows.frequency * counts - rows.presence * generated
+
+
+def _entries(ragged: RaggedRows, device: torch.device) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    rows, ids = torch.from_numpy(ragged.rows).to(device), torch.from_numpy(ragged.ids).to(device)
+    return (rows, ids), torch.from_numpy(ragged.values).to(device)
+
+
+def _guard(tokens: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A NaN anywhere (-1 from argmax) or a largest logit that is not finite makes that row bad, and no other; bad rows hold -1."""
+    best = logits.gather(1, tokens.clamp_min(0)[:, None])[:, 0]
+    bad = (tokens < 0) | ~torch.isfinite(best)
+    return tokens.masked_fill(bad, -1), bad
+
+
+def _result(
+    tokens: torch.Tensor,
+    bad: torch.Tensor,
+    *,
+    logprobs: LogprobRows | None = None,
+    logprob_rows: npt.NDArray[np.int64] | None = None,
+    top: npt.NDArray[np.int64] | None = None,
+) -> SampleResult:
+    accepted = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
+    return SampleResult(
+        tokens=tokens[:, None], accepted=accepted, bad=bad, logprobs=logprobs, logprob_rows=logprob_rows, top=top
+    )
