@@ -37,7 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         gpu_memory_utilization: share of device memory that weights, graphs and KV may take together.
         block_size: tokens of a KV page; ``None`` lets the chosen backends decide.
         max_step_ms: bound on the predicted length of a step while decodes run; 0 is off.
-        disable_overlap_schedule: plan step N+1 only after the results of N.
+        disable_overlap_schedule: plan step N+1 only after the results of N; ``None`` lets the platform decide.
         num_threads: CPU threads of one rank; 0 lets the platform decide.
         plugins: the ``--plugins`` text; plugin_options: ``plugin.option`` to text as given with ``--set``.
         kernel_overrides: ``family.mode`` to solution.
@@ -61,7 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     enable_prefix_caching: bool = True
     max_step_ms: float = 0.0
-    disable_overlap_schedule: bool = False
+    disable_overlap_schedule: bool | None = None
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
     num_threads: int = 0

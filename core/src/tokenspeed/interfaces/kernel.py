@@ -36,26 +36,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tokenspeed.plugins.specs import KERNEL_FAMILIES, KERNEL_OBJECTIVES
+
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["FAMILIES", "OBJECTIVES", "KernelContext", "KernelRequest"]
 
-FAMILIES: tuple[str, ...] = (
-    "attention",
-    "gemm",
-    "moe",
-    "recurrent",
-    "norm",
-    "rope",
-    "activation",
-    "embedding",
-    "sampling",
-    "cache",
-    "comm",
-)
-
-OBJECTIVES: tuple[str, ...] = ("latency", "throughput", "portability", "determinism", "debug")
+FAMILIES = KERNEL_FAMILIES
+OBJECTIVES = KERNEL_OBJECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,11 @@ class PlatformDefaults:
 
 
 class Platform(ABC):
-    """One rank's view of its device."""
+    """One rank's view of its device.
+
+    Assembly runs in processes that have no torch: importing the class, constructing it, and reading ``capability``, ``defaults``, ``preferences``,
+    ``default_dtype_name``, ``supports_graphs`` and ``describe`` must not import torch and must not create a device context.
+    """
 
     name: str = ""
 
@@ -74,6 +78,10 @@ class Platform(ABC):
     @abstractmethod
     def default_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
         """What ``--dtype auto`` means for a checkpoint of ``model_dtype``."""
+
+    def default_dtype_name(self, model_dtype: str) -> str:
+        """``default_dtype`` by name (``float32``, ``bfloat16``, ``float16``), for assembly."""
+        return model_dtype
 
     @abstractmethod
     def kv_memory_bytes(self, utilization: float) -> int:

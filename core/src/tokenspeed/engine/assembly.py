@@ -1,0 +1,260 @@
+"""Assembly: settings and plugins in, one frozen decision out. The only caller of registration hooks besides the command line.
+
+Runs in the command line, the server and every engine process, and therefore imports no torch: targets stay strings, but for the platform, whose class
+promises the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tokenspeed import __version__
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine import choices
+from tokenspeed.engine.accelerators import Accelerator, present_accelerators
+from tokenspeed.engine.report import explain_text, to_json
+from tokenspeed.engine.settings import attention_shape, resolve_dtype, resolve_limits, resolve_parallel
+from tokenspeed.plugins.dispatch import EventCalls
+from tokenspeed.plugins.kernel_select import KernelRegistry, check_overrides
+from tokenspeed.plugins.manager import PluginHost
+from tokenspeed.plugins.options import resolve_options
+from tokenspeed.plugins.plan import PlanPlugin, PlanSlot, PluginPlan
+from tokenspeed.plugins.registry import Registry
+from tokenspeed.plugins.selection import Choice
+
+if TYPE_CHECKING:
+    from tokenspeed.interfaces.kernel import KernelContext
+    from tokenspeed.interfaces.platform import Platform
+    from tokenspeed.plugins.specs import AttentionBackendSpec, ModelSpec, PlatformSpec, ToolParserSpec
+    from tokenspeed.types import KVLayout
+    from tokenspeed.weights.describe import ModelDescription
+
+__all__ = ["Assembly", "assemble"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """One start's decisions.
+
+    Attributes:
+        config: the settings with what was left open filled in (sizes of the KV pool stay ``None`` where memory decides them). Assembling this object
+            again gives the same plan.
+        model: the description it was made for.
+        host: plugins as they were loaded; ``registry`` is its frozen registry.
+        platform: the platform object of local rank 0, for what assembly may read of it.
+        platform_device: what detection found.
+        choices: slot to choice, with every loser's reason.
+        kv_layout, page_size: what core lays out the KV pool by.
+        options: final option values by plugin.
+        events: calls the event hooks of the plugins in the plan.
+        warnings: what a user should know.
+    """
+
+    config: EngineConfig
+    model: ModelDescription
+    plan: PluginPlan
+    host: PluginHost
+    platform: Platform
+    platform_device: str
+    choices: Mapping[str, Choice[Any]]
+    kv_layout: KVLayout
+    page_size: int
+    options: Mapping[str, Mapping[str, Any]]
+    events: EventCalls
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def registry(self) -> Registry:
+        """Every contribution of every active plugin; registering raises."""
+        return self.host.registry
+
+    @property
+    def platform_spec(self) -> PlatformSpec:
+        """The chosen platform."""
+        return self.choices["platform"].spec  # type: ignore[no-any-return]
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """The chosen model class."""
+        return self.choices["model"].spec  # type: ignore[no-any-return]
+
+    @property
+    def attention(self) -> dict[str, AttentionBackendSpec]:
+        """Backend of each phase, ``extend`` and ``decode``."""
+        return {phase: self.choices[f"attention.{phase}"].spec for phase in choices.PHASES}
+
+    @property
+    def tool_parser(self) -> ToolParserSpec | None:
+        """The tool parser, or ``None`` when tool calls stay text."""
+        choice = self.choices.get("tool_parser")
+        return choice.spec if choice else None
+
+    def options_of(self, slot: str) -> Mapping[str, Any]:
+        """Options of the plugin that fills a slot."""
+        return self.options.get(self.choices[slot].winner.plugin, {})
+
+    def kernel_registry(
+        self,
+        context_factory: Callable[[str], KernelContext] | None = None,
+        *,
+        capability: tuple[int, ...] | None = None,
+    ) -> KernelRegistry:
+        """A kernel registry of one rank; ``capability`` is the device's own where ranks may differ."""
+        return KernelRegistry(
+            self.registry.specs("kernel"),
+            platform_name=self.platform_spec.name,
+            capability=self.platform.capability if capability is None else capability,
+            overrides=self.config.kernel_overrides,
+            context_factory=context_factory,
+            active=self.host.active,
+        )
+
+    def explain(self, *, verbose: bool = False) -> str:
+        """The start-up block: each slot, what fills it and why; ``verbose`` adds why every other candidate lost."""
+        return explain_text(self, verbose=verbose)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON, for ``GET /plugins``."""
+        return to_json(self)
+
+
+@dataclass(kw_only=True)
+class _Slots:
+    """Choices while they are made."""
+
+    choices: dict[str, Choice[Any]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def take(self, slot: str, choice: Choice[Any] | None) -> None:
+        if choice is not None:
+            self.choices[slot] = choice
+            if choice.warning and choice.warning not in self.warnings:
+                self.warnings.append(choice.warning)
+
+
+def assemble(
+    config: EngineConfig,
+    model: ModelDescription,
+    *,
+    tool_call_parser: str | None = "auto",
+    host: PluginHost | None = None,
+    accelerators: Callable[[], list[Accelerator]] = present_accelerators,
+    announce: bool = True,
+) -> Assembly:
+    """Decide what fills every slot.
+
+    Args:
+        tool_call_parser: ``auto`` (the model spec's), a name, or ``None`` for none.
+        host: plugins that are already loaded according to ``config.plugins``; loaded here unless given. It is frozen.
+        announce: log broken plugins and warnings; off where another process of the server has done so.
+        accelerators: finds accelerators that must not be left idle unnoticed.
+
+    Raises:
+        ConfigError: a setting is wrong; PluginError: a slot cannot be filled, with every candidate's reason.
+    """
+    host = PluginHost.load(config.plugins) if host is None else host
+    host.registry.freeze()
+    inactive = [name for name in host.discovery.names() if name not in host.active]
+    options = resolve_options(host.registry.specs("option"), config.plugin_options, [*inactive, *host.active])
+    slots = _Slots()
+
+    platform_choice, device_text = choices.choose_platform(host, config.device, accelerators)
+    slots.take("platform", platform_choice)
+    platform = choices.make_platform(platform_choice, config.num_threads, options)
+    model_choice = choices.choose_model(host, model, platform_choice.spec.name)
+    slots.take("model", model_choice)
+
+    shape = attention_shape(model.config)
+    dtype, kv_dtype = resolve_dtype(config, model, platform)
+    resolved = msgspec.structs.replace(
+        resolve_limits(config, model, platform),
+        model_path=str(model.path),
+        dtype=dtype,
+        kv_cache_dtype=kv_dtype,
+        parallel=resolve_parallel(config.parallel, shape),
+        device=choices.device_name(host, platform_choice),
+    )
+    use = choices.AttentionUse(shape=shape, dtype=dtype, kv_dtype=kv_dtype, page_size=config.block_size)
+    attention = choices.choose_attention(host, resolved, use, model_choice, platform_choice.spec.name, platform)
+    for phase, choice in attention.by_phase.items():
+        slots.take(f"attention.{phase}", choice)
+    parser, parser_warning = choices.choose_tool_parser(host, tool_call_parser, model_choice)
+    slots.take("tool_parser", parser)
+    if parser_warning:
+        slots.warnings.append(parser_warning)
+    check_overrides(config.kernel_overrides, host.registry.specs("kernel"))
+
+    resolved = msgspec.structs.replace(
+        resolved,
+        block_size=attention.page_size,
+        prefill_attention_backend=attention.by_phase["extend"].winner.name,
+        decode_attention_backend=attention.by_phase["decode"].winner.name,
+    )
+    if announce:
+        for name, cause in host.broken:
+            _log.warning("plugin %r is broken and not used: %s", name, cause.splitlines()[0])
+        for warning in slots.warnings:
+            _log.warning("%s", warning)
+    plan = _make_plan(host, slots.choices, resolved, attention, options)
+    filling = {choice.winner.plugin for choice in slots.choices.values()}
+    names = [plugin.name for plugin in plan.plugins]
+    return Assembly(
+        config=resolved,
+        model=model,
+        plan=plan,
+        host=host,
+        platform=platform,
+        platform_device=device_text,
+        choices=slots.choices,
+        kv_layout=attention.layout,
+        page_size=attention.page_size,
+        options=options,
+        events=EventCalls(host.manager, names, required=filling | set(host.selection.named), options=options),
+        warnings=tuple(slots.warnings),
+    )
+
+
+def _make_plan(
+    host: PluginHost,
+    chosen: Mapping[str, Choice[Any]],
+    config: EngineConfig,
+    attention: choices.AttentionChoice,
+    options: Mapping[str, dict[str, Any]],
+) -> PluginPlan:
+    kernels = choices.usable_kernels(host, chosen["platform"].spec.name, config.kernel_overrides)
+    contributing = (
+        {choice.winner.plugin for choice in chosen.values()} | {c.plugin for c in kernels} | set(host.selection.named)
+    )
+    needed = [n for choice in chosen.values() for n in choice.spec.needs] + [n for c in kernels for n in c.spec.needs]
+    names = [name for name in host.active if name in contributing or name in needed]
+    return PluginPlan(
+        core=__version__,
+        plugins=tuple(
+            PlanPlugin(
+                name=name,
+                distribution=host.records[name].distribution,
+                version=host.records[name].version,
+                named=host.records[name].named,
+            )
+            for name in names
+        ),
+        slots={
+            slot: PlanSlot(plugin=choice.winner.plugin, name=choice.spec.name, target=choice.spec.target)
+            for slot, choice in chosen.items()
+        },
+        kernels={f"{c.spec.family}.{c.spec.mode}/{c.name}": c.spec.target for c in kernels},
+        options={name: dict(options[name]) for name in names if name in options},
+        settings={
+            "kv_layout": attention.layout.value,
+            "page_size": attention.page_size,
+            "dtype": config.dtype,
+            "kv_cache_dtype": config.kv_cache_dtype,
+        },
+    )

@@ -1,0 +1,303 @@
+"""What each slot asks of its candidates; ``plugins.selection`` does the choosing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.accelerators import Accelerator
+from tokenspeed.engine.settings import DTYPES, AttentionShape
+from tokenspeed.errors import PluginError
+from tokenspeed.interfaces.platform import Platform, PlatformContext
+from tokenspeed.plugins.manager import PluginHost, innermost_cause
+from tokenspeed.plugins.registry import Contribution
+from tokenspeed.plugins.requirements import missing_requirements
+from tokenspeed.plugins.selection import Choice, Need, load_target, select
+from tokenspeed.plugins.specs import AttentionBackendSpec, KernelSpec, ModelSpec, PlatformSpec, ToolParserSpec
+from tokenspeed.types import KVLayout
+
+if TYPE_CHECKING:
+    from tokenspeed.weights.describe import ModelDescription
+
+__all__ = [
+    "PHASES",
+    "AttentionChoice",
+    "AttentionUse",
+    "choose_attention",
+    "choose_model",
+    "choose_platform",
+    "choose_tool_parser",
+    "device_name",
+    "make_platform",
+    "usable_kernels",
+]
+
+PHASES = ("extend", "decode")
+_PHASE_FLAGS = {"extend": "prefill_attention_backend", "decode": "decode_attention_backend"}
+
+
+def choose_platform(
+    host: PluginHost, device: str, accelerators: Callable[[], list[Accelerator]]
+) -> tuple[Choice[PlatformSpec], str]:
+    """The platform for ``--device``, and what its detection found.
+
+    Raises:
+        PluginError: nothing is detected, a detection that counts fails, or an accelerator would be left idle although ``device`` is ``auto``.
+    """
+    candidates = host.registry.specs("platform")
+    detected: dict[PlatformSpec, str] = {}
+    failures: dict[PlatformSpec, str] = {}
+
+    def fits(spec: PlatformSpec) -> str:
+        try:
+            description = load_target(spec.detect)()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            failures[spec] = innermost_cause(error)
+            return f"detection failed: {failures[spec]}"
+        if description is None:
+            return "finds no such device here"
+        detected[spec] = str(description)
+        return ""
+
+    flag = None if device == "auto" else device
+    choice = select(
+        "platform",
+        candidates,
+        flag=flag,
+        flag_name="--device",
+        active=host.active,
+        fits=fits,
+        names=lambda spec: tuple(dict.fromkeys((spec.device_type, spec.name))),
+        excluded=host.broken,
+    )
+    if flag is None:
+        for c in candidates:
+            if c.automatic and c.spec in failures:
+                raise PluginError(
+                    f"{failures[c.spec]}\nplatform {c.name} failed to detect its device; --device names another"
+                )
+        _refuse_idle(host, choice, accelerators())
+    return choice, detected[choice.spec]
+
+
+def _refuse_idle(host: PluginHost, choice: Choice[PlatformSpec], present: Sequence[Accelerator]) -> None:
+    if choice.spec.device_type != "cpu" or not present:
+        return
+    causes = "".join(f"{cause}\nplugin {plugin} is broken and may have served it\n" for plugin, cause in host.broken)
+    one = present[0]
+    raise PluginError(
+        f"{causes}{one.what} is present ({one.evidence}), but no active plugin serves it: "
+        f"pip install {one.plugin}, or run on the CPU with --device cpu"
+    )
+
+
+def device_name(host: PluginHost, choice: Choice[PlatformSpec]) -> str:
+    """The ``--device`` text that names the chosen platform and nothing else."""
+    device_type = choice.spec.device_type
+    owners = [c for c in host.registry.specs("platform") if device_type in (c.spec.device_type, c.spec.name)]
+    return device_type if len(owners) == 1 else choice.winner.name
+
+
+def make_platform(choice: Choice[PlatformSpec], threads: int, options: Mapping[str, Mapping[str, Any]]) -> Platform:
+    """The platform object that assembly reads defaults from. A platform that cannot be made is fatal, cause first."""
+    try:
+        platform: Platform = load_target(choice.spec.target)(
+            PlatformContext(threads=threads, options=options.get(choice.winner.plugin, {}))
+        )
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginError(f"{innermost_cause(error)}\nplatform {choice.winner.name} cannot be used") from error
+    return platform
+
+
+def choose_model(host: PluginHost, model: ModelDescription, platform: str) -> Choice[ModelSpec]:
+    """The class for the model's architecture; the more specific of two wins."""
+
+    def fits(spec: ModelSpec) -> str:
+        gguf = model.format == "gguf" and model.architecture in spec.gguf_architectures
+        if model.architecture not in spec.architectures and not gguf:
+            return f"serves {', '.join(spec.architectures or spec.gguf_architectures)}"
+        if spec.model_type is not None and spec.model_type != model.model_type:
+            return f"serves model_type {spec.model_type}, not {model.model_type}"
+        return ""
+
+    family = (model.model_type or model.architecture).replace("_", "-").lower()
+    advice = (
+        f"no installed plugin serves architecture {model.architecture} ({model.path}). Plugins for models are named "
+        f"tokenspeed-plugin-models-FAMILY: try pip install tokenspeed-plugin-models-{family}"
+    )
+    if host.selection.only or host.selection.removed:
+        advice += "; --plugins also leaves installed plugins out"
+    return select(
+        "model class",
+        host.registry.specs("model"),
+        platform=platform,
+        active=host.active,
+        fits=fits,
+        specificity=lambda spec: 1 if spec.model_type is None else 2,
+        excluded=host.broken,
+        nothing_fits=advice,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionUse:
+    """What attention will be used for; ``page_size`` is the user's, or ``None``."""
+
+    shape: AttentionShape
+    dtype: str
+    kv_dtype: str
+    page_size: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionChoice:
+    """A backend for each phase, and the KV layout and page size that they share."""
+
+    by_phase: Mapping[str, Choice[AttentionBackendSpec]]
+    layout: KVLayout
+    page_size: int
+
+
+def choose_attention(
+    host: PluginHost,
+    config: EngineConfig,
+    use: AttentionUse,
+    model: Choice[ModelSpec],
+    platform_name: str,
+    platform: Platform,
+) -> AttentionChoice:
+    """Backends for both phases. A phase that was set by a flag goes first, so that the other one can be chosen to share its pages.
+
+    Raises:
+        ConfigError: a flag names nothing; PluginError: nothing fits, or both were set and share no layout or page size.
+    """
+    need = Need(model.spec.attention_backend, f"model {model.winner.name}") if model.spec.attention_backend else None
+    flags = {phase: getattr(config, _PHASE_FLAGS[phase]) or config.attention_backend for phase in PHASES}
+    chosen: dict[str, Choice[AttentionBackendSpec]] = {}
+    for phase in sorted(PHASES, key=lambda phase: flags[phase] is None):
+        other = next(iter(chosen.values()), None)
+
+        def fits(
+            spec: AttentionBackendSpec, phase: str = phase, other: Choice[AttentionBackendSpec] | None = other
+        ) -> str:
+            return _attention_gate(spec, phase, use) or _sharing_gate(spec, other, use)
+
+        specific = getattr(config, _PHASE_FLAGS[phase])
+        chosen[phase] = select(
+            f"attention backend ({phase})",
+            host.registry.specs("attention_backend"),
+            flag=flags[phase],
+            flag_name=f"--{_PHASE_FLAGS[phase].replace('_', '-')}" if specific else "--attention-backend",
+            need=need,
+            preferences=platform.preferences("attention_backend"),
+            platform=platform_name,
+            active=host.active,
+            fits=fits,
+            excluded=host.broken,
+        )
+    extend, decode = chosen["extend"].spec, chosen["decode"].spec
+    layout = _shared(extend.supports.layouts, decode.supports.layouts)[0]
+    sizes = _shared(extend.supports.page_sizes, decode.supports.page_sizes)
+    page_size = use.page_size or (sizes[0] if sizes else platform.defaults.page_size)
+    return AttentionChoice(
+        by_phase={phase: chosen[phase] for phase in PHASES}, layout=KVLayout(layout), page_size=page_size
+    )
+
+
+def _shared(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """What both list, in the order of ``first``; an empty list means any, so that the other one decides."""
+    if not first or not second:
+        return list(first or second)
+    return [value for value in first if value in second]
+
+
+def _attention_gate(spec: AttentionBackendSpec, phase: str, use: AttentionUse) -> str:
+    supports = spec.supports
+    dtype, kv_dtype = DTYPES[use.dtype], DTYPES[use.kv_dtype]
+    if phase not in supports.phases:
+        return f"does not run {phase}"
+    if use.shape.kind not in supports.kinds:
+        return f"supports {', '.join(supports.kinds)}, not {use.shape.kind}"
+    if supports.dtypes and dtype not in supports.dtypes:
+        return f"takes {', '.join(supports.dtypes)}, not {dtype}"
+    if supports.kv_dtypes and kv_dtype not in supports.kv_dtypes:
+        return f"takes a KV cache of {', '.join(supports.kv_dtypes)}, not {kv_dtype}"
+    if supports.head_dims and use.shape.head_dim not in supports.head_dims:
+        return f"takes head sizes {', '.join(map(str, supports.head_dims))}, not {use.shape.head_dim}"
+    if use.page_size and supports.page_sizes and use.page_size not in supports.page_sizes:
+        return f"takes page sizes {', '.join(map(str, supports.page_sizes))}, not {use.page_size}"
+    return ""
+
+
+def _sharing_gate(spec: AttentionBackendSpec, other: Choice[AttentionBackendSpec] | None, use: AttentionUse) -> str:
+    """Both phases read the same pages."""
+    if other is None:
+        return ""
+    theirs = other.spec.supports
+    if not _shared(spec.supports.layouts, theirs.layouts):
+        return f"shares no KV layout with {other.winner.name} ({other.slot})"
+    both_limit = spec.supports.page_sizes and theirs.page_sizes
+    if both_limit and not use.page_size and not _shared(spec.supports.page_sizes, theirs.page_sizes):
+        return f"shares no page size with {other.winner.name} ({other.slot})"
+    return ""
+
+
+def choose_tool_parser(
+    host: PluginHost, asked: str | None, model: Choice[ModelSpec]
+) -> tuple[Choice[ToolParserSpec] | None, str]:
+    """The tool parser, and a warning where the model's own is not there; ``auto`` does not fail a start for it."""
+    candidates = host.registry.specs("tool_parser")
+    if asked is None or (asked == "auto" and not model.spec.tool_parser):
+        return None, ""
+    if asked != "auto":
+        return select(
+            "tool parser",
+            candidates,
+            flag=asked,
+            flag_name="--tool-call-parser",
+            active=host.active,
+            excluded=host.broken,
+        ), ""
+    wanted = model.spec.tool_parser
+    if not any(wanted in (c.spec.name, c.name, *c.spec.aliases) for c in candidates):
+        return None, (
+            f"tool parser {wanted}, which model {model.winner.name} uses, is not active: tool calls stay text; "
+            f"try pip install tokenspeed-plugin-parsers-{wanted}"
+        )
+    need = Need(wanted, f"model {model.winner.name}")
+    return select("tool parser", candidates, need=need, active=host.active, excluded=host.broken), ""
+
+
+def usable_kernels(host: PluginHost, platform: str, overrides: Mapping[str, str]) -> list[Contribution[KernelSpec]]:
+    """Kernels that a request on this platform may be answered with. Those of plugins nobody asked for count where there is no other, or by override."""
+    requirements: dict[tuple[str, ...], bool] = {}
+
+    def runs(c: Contribution[KernelSpec]) -> bool:
+        spec = c.spec
+        if (
+            c.off
+            or (spec.platforms and platform not in spec.platforms)
+            or any(n not in host.active for n in spec.needs)
+        ):
+            return False
+        if spec.requires not in requirements:
+            requirements[spec.requires] = not missing_requirements(spec.requires)
+        return requirements[spec.requires]
+
+    running = [c for c in host.registry.specs("kernel") if runs(c)]
+    served = {(c.spec.family, c.spec.mode) for c in running if c.automatic and (c.named or not c.spec.opt_in)}
+
+    def taken(c: Contribution[KernelSpec]) -> bool:
+        if overrides.get(f"{c.spec.family}.{c.spec.mode}") in (c.spec.name, c.name):
+            return True
+        if c.spec.opt_in and not c.named:
+            return False
+        return c.automatic or (c.spec.family, c.spec.mode) not in served
+
+    return [c for c in running if taken(c)]

@@ -1,0 +1,131 @@
+"""What the flags that were left open become, from the model's configuration and the platform. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tokenspeed.config import EngineConfig, ParallelConfig
+from tokenspeed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenspeed.interfaces.platform import Platform
+    from tokenspeed.weights.describe import ModelDescription
+
+__all__ = ["DTYPES", "AttentionShape", "attention_shape", "resolve_dtype", "resolve_limits", "resolve_parallel"]
+
+#: Names of ``--dtype`` and the short names that specs use.
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+_POSITIVE = (
+    "max_model_len",
+    "max_num_seqs",
+    "chunked_prefill_size",
+    "max_total_tokens",
+    "kv_cache_memory_bytes",
+    "block_size",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """What the model asks of attention: ``kind`` as in ``AttentionSupport.kinds``."""
+
+    kind: str
+    head_dim: int
+    q_heads: int
+    kv_heads: int
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of ``config.json`` that describes the language model."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def attention_shape(config: Mapping[str, Any]) -> AttentionShape:
+    """Read the attention of ``config.json``. Raises ``ConfigError`` naming a key that is missing."""
+    text = text_config(config)
+    try:
+        q_heads = int(text["num_attention_heads"])
+        kv_heads = int(text.get("num_key_value_heads") or q_heads)
+        head_dim = int(text.get("head_dim") or text["hidden_size"] // q_heads)
+    except KeyError as error:
+        raise ConfigError(f"the model's configuration has no {error.args[0]!r}, which attention is chosen by") from None
+    kind = "mla" if text.get("kv_lora_rank") else "mha" if kv_heads == q_heads else "gqa"
+    return AttentionShape(kind=kind, head_dim=head_dim, q_heads=q_heads, kv_heads=kv_heads)
+
+
+def resolve_parallel(parallel: ParallelConfig, shape: AttentionShape) -> ParallelConfig:
+    """Fill in group sizes; refuse by name what does not work.
+
+    Raises:
+        ConfigError: a group size that differs from the tensor parallel size, a wrong world size, or heads that cannot be divided.
+    """
+    size = parallel.tensor_parallel_size
+    if size < 1:
+        raise ConfigError(f"--tensor-parallel-size {size}: it must be at least 1")
+    for name in ("attn_tp_size", "dense_tp_size", "moe_tp_size"):
+        value = getattr(parallel, name)
+        if value is not None and value != size:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {value} with --tensor-parallel-size {size} is not supported; "
+                f"leave it out or give {size}"
+            )
+    if parallel.world_size not in (1, size):
+        raise ConfigError(f"--world-size {parallel.world_size}: it must be the tensor parallel size, {size}")
+    if shape.q_heads % size:
+        raise ConfigError(f"--tensor-parallel-size {size} does not divide the model's {shape.q_heads} attention heads")
+    return ParallelConfig(
+        tensor_parallel_size=size, attn_tp_size=size, dense_tp_size=size, moe_tp_size=size, world_size=size
+    )
+
+
+def resolve_dtype(config: EngineConfig, model: ModelDescription, platform: Platform) -> tuple[str, str]:
+    """(dtype, KV cache dtype) by their long names. Raises ``ConfigError`` for a name that is none."""
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = platform.default_dtype_name(model.dtype if model.dtype in DTYPES else "float32")
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    for flag, name in (("--dtype", dtype), ("--kv-cache-dtype", kv_dtype)):
+        if name not in DTYPES:
+            raise ConfigError(f"{flag} {name}: choose from auto, {', '.join(DTYPES)}")
+    return dtype, kv_dtype
+
+
+def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Platform) -> EngineConfig:
+    """Lengths and row counts, from the model and the platform where the user left them open.
+
+    Raises:
+        ConfigError: a value that is not positive, or longer than the model can take.
+    """
+    for name in _POSITIVE:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be at least 1")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError(
+            f"--gpu-memory-utilization {config.gpu_memory_utilization:g}: it must be above 0 and at most 1"
+        )
+    if config.max_total_tokens is not None and config.kv_cache_memory_bytes is not None:
+        raise ConfigError("--max-total-tokens and --kv-cache-memory-bytes both size the KV pool; give one of them")
+    longest = text_config(model.config).get("max_position_embeddings")
+    max_model_len = config.max_model_len or longest
+    if max_model_len is None:
+        raise ConfigError("the model's configuration states no max_position_embeddings; give --max-model-len")
+    if longest is not None and max_model_len > longest:
+        raise ConfigError(f"--max-model-len {max_model_len}: the model was made for {longest} positions at most")
+    if config.cudagraph_capture_sizes and not platform.supports_graphs:
+        raise ConfigError(f"--cudagraph-capture-sizes: platform {platform.name} captures no graphs")
+    defaults = platform.defaults
+    overlap_off = config.disable_overlap_schedule
+    return msgspec.structs.replace(
+        config,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs or defaults.max_num_seqs,
+        chunked_prefill_size=config.chunked_prefill_size or defaults.chunked_prefill_size,
+        disable_overlap_schedule=not defaults.overlap if overlap_off is None else overlap_off,
+    )

@@ -1,0 +1,241 @@
+"""Kernels by family and mode: the same choice as for every other kind, asked for often and therefore remembered.
+
+Order: override (which must still pass the gates), gates, objective, then the platform-independent rest of ``selection``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tokenspeed.errors import ConfigError, PluginError
+from tokenspeed.plugins.names import did_you_mean
+from tokenspeed.plugins.registry import Contribution
+from tokenspeed.plugins.requirements import missing_requirements
+from tokenspeed.plugins.selection import Choice, load_target, refusals, select
+from tokenspeed.plugins.specs import KERNEL_OBJECTIVES, KernelSpec
+
+if TYPE_CHECKING:
+    from tokenspeed.interfaces.kernel import KernelContext
+
+__all__ = ["KernelQuery", "KernelRegistry", "check_overrides"]
+
+_log = logging.getLogger(__name__)
+
+_Key = tuple[str, str, str, str, frozenset[str], tuple[tuple[str, int], ...], str]
+
+
+class KernelQuery(Protocol):
+    """What is read of an ``interfaces.kernel.KernelRequest``."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def layout(self) -> str: ...
+    @property
+    def features(self) -> frozenset[str]: ...
+    @property
+    def shape(self) -> Mapping[str, int]: ...
+    @property
+    def objective(self) -> str: ...
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(str(part) for part in version)
+
+
+def check_overrides(overrides: Mapping[str, str], contributions: Sequence[Contribution[KernelSpec]]) -> None:
+    """Refuse an override of a mode or by a solution that no active plugin has.
+
+    Raises:
+        ConfigError: naming the nearest.
+    """
+    solutions: dict[str, set[str]] = {}
+    for c in contributions:
+        solutions.setdefault(f"{c.spec.family}.{c.spec.mode}", set()).update((c.spec.name, c.name))
+    for operation, solution in overrides.items():
+        if operation not in solutions:
+            raise ConfigError(
+                f"--kernel {operation}={solution}: no active plugin has kernels for {operation}"
+                f"{did_you_mean(operation, solutions)}; known: {', '.join(sorted(solutions)) or 'none'}"
+            )
+        known = solutions[operation]
+        if solution not in known:
+            raise ConfigError(
+                f"--kernel {operation}={solution}: no such solution{did_you_mean(solution, known)}; "
+                f"known: {', '.join(sorted(name for name in known if ':' in name))}"
+            )
+
+
+class KernelRegistry:
+    """Chooses, imports and builds kernels for one rank. Not thread safe.
+
+    Args:
+        contributions: kernels of all active plugins.
+        platform_name: the platform that they must run on.
+        capability: what its device reports, compared with ``KernelSpec.capability``.
+        overrides: ``family.mode`` to solution (``name`` or ``plugin:name``).
+        objective: replaces the objective of every request where it is not empty.
+        context_factory: given a plugin's name, makes the context for its ``factory`` kernels.
+        active: names of active plugins, for ``Spec.needs``; ``None`` skips that check.
+    """
+
+    def __init__(
+        self,
+        contributions: Sequence[Contribution[KernelSpec]],
+        *,
+        platform_name: str,
+        capability: tuple[int, ...] = (),
+        overrides: Mapping[str, str] | None = None,
+        objective: str = "",
+        context_factory: Callable[[str], KernelContext] | None = None,
+        active: Collection[str] | None = None,
+    ) -> None:
+        self.platform_name = platform_name
+        self.capability = capability
+        self.overrides = dict(overrides or {})
+        self.objective = objective
+        self._context_factory = context_factory
+        self._active = active
+        self._requirements = functools.cache(missing_requirements)
+        self._by_mode: dict[str, list[Contribution[KernelSpec]]] = {}
+        for c in contributions:
+            self._by_mode.setdefault(f"{c.spec.family}.{c.spec.mode}", []).append(c)
+        self._built: dict[str, Callable[..., Any]] = {}
+        self._chosen: dict[_Key, Callable[..., Any]] = {}
+        check_overrides(self.overrides, contributions)
+
+    def select(self, request: KernelQuery) -> Callable[..., Any]:
+        """The kernel for a request, the same object for equal requests.
+
+        Raises:
+            PluginError: none fits, or the override does not; every candidate's gate is listed.
+        """
+        key = self._key(request)
+        kernel = self._chosen.get(key)
+        if kernel is None:
+            kernel = self._chosen[key] = self._load(request)
+        return kernel
+
+    def choose(self, request: KernelQuery) -> Choice[KernelSpec]:
+        """The choice behind ``select``, without importing anything. Raises as ``select`` does."""
+        operation = f"{request.family}.{request.mode}"
+        candidates = self._by_mode.get(operation, [])
+        if not candidates:
+            raise PluginError(
+                f"no active plugin has a kernel for {operation}{did_you_mean(operation, self._by_mode)}; "
+                f"known: {', '.join(sorted(self._by_mode)) or 'none'}"
+            )
+        override = self.overrides.get(operation)
+        return select(
+            f"kernel {operation}",
+            candidates,
+            flag=override,
+            flag_name=f"--kernel {operation}",
+            platform=self.platform_name,
+            active=self._active,
+            fits=lambda spec: self._gate(spec, request, with_objective=override is None),
+            requirements=self._requirements,
+        )
+
+    def explain(self, request: KernelQuery) -> list[tuple[str, str]]:
+        """Each candidate as ``plugin:name`` with the gate or rank that refused it; the one that would be taken comes first, with an empty text."""
+        try:
+            choice = self.choose(request)
+        except PluginError:
+            candidates = self._by_mode.get(f"{request.family}.{request.mode}", [])
+            refused = refusals(
+                candidates,
+                platform=self.platform_name,
+                active=self._active,
+                fits=lambda spec: self._gate(spec, request, with_objective=True),
+                requirements=self._requirements,
+            )
+            return [(name, gate or "fits, but the choice is refused") for name, gate in refused.items()]
+        return [(choice.winner.name, ""), *((loser.name, loser.reason) for loser in choice.losers)]
+
+    def _key(self, request: KernelQuery) -> _Key:
+        shape = tuple(sorted(request.shape.items()))
+        return (request.family, request.mode, request.dtype, request.layout, request.features, shape, request.objective)
+
+    def _gate(self, spec: KernelSpec, request: KernelQuery, *, with_objective: bool) -> str:
+        """The first thing that keeps ``spec`` from serving ``request``, or an empty string."""
+        if spec.capability is not None:
+            low, high = spec.capability
+            if not self.capability or not low <= self.capability <= high:
+                here = _dotted(self.capability) or "none"
+                return f"capability {_dotted(low)} to {_dotted(high)}, the device has {here}"
+        if spec.dtypes and request.dtype not in spec.dtypes:
+            return f"takes {', '.join(spec.dtypes)}, not {request.dtype}"
+        if spec.layouts and request.layout and request.layout not in spec.layouts:
+            return f"takes layout {', '.join(spec.layouts)}, not {request.layout}"
+        lacking = sorted(request.features - spec.features)
+        if lacking:
+            return f"lacks {', '.join(lacking)}"
+        for trait, low_size, high_size in spec.traits:
+            size = request.shape.get(trait)
+            if size is None:
+                return f"takes {trait} {low_size} to {high_size}, and the caller does not fix {trait}"
+            if not low_size <= size <= high_size:
+                return f"takes {trait} {low_size} to {high_size}, not {size}"
+        objective = self.objective or request.objective
+        if objective not in KERNEL_OBJECTIVES:
+            raise PluginError(f"no objective is named {objective!r}; objectives are {', '.join(KERNEL_OBJECTIVES)}")
+        if with_objective and spec.objectives and objective not in spec.objectives:
+            return f"meant for {', '.join(spec.objectives)}, not {objective}"
+        return ""
+
+    def _load(self, request: KernelQuery) -> Callable[..., Any]:
+        """Import and build the choice. An automatic one that cannot be loaded is turned off, and the next is taken with a warning."""
+        operation = f"{request.family}.{request.mode}"
+        failed: list[tuple[str, PluginError]] = []
+        while True:
+            try:
+                choice = self.choose(request)
+            except PluginError as error:
+                if not failed:
+                    raise
+                raise PluginError(f"{failed[0][1]}\n{error}") from failed[0][1]
+            try:
+                kernel = self._build(choice.winner)
+            except PluginError as error:
+                if operation in self.overrides:
+                    raise
+                failed.append((choice.winner.name, error))
+                self._turn_off(operation, choice.winner, str(error).splitlines()[0])
+                continue
+            if choice.warning:
+                _log.warning("%s", choice.warning)
+            for name, cause in failed:
+                _log.warning("kernel %s: %s is used instead of %s: %s", operation, choice.winner.name, name, cause)
+            return kernel
+
+    def _build(self, winner: Contribution[KernelSpec]) -> Callable[..., Any]:
+        spec = winner.spec
+        built_key = f"{winner.plugin}|{spec.target}"
+        if built_key not in self._built:
+            target: Callable[..., Any] = load_target(spec.target)
+            if spec.factory:
+                if self._context_factory is None:
+                    raise PluginError(
+                        f"kernel {winner.name} is built by a factory, and this registry has no context for it"
+                    )
+                try:
+                    target = target(self._context_factory(winner.plugin))
+                except Exception as error:
+                    raise PluginError(
+                        f"{type(error).__name__}: {error}\nkernel {winner.name} cannot be built"
+                    ) from error
+            self._built[built_key] = target
+        return self._built[built_key]
+
+    def _turn_off(self, operation: str, loser: Contribution[KernelSpec], cause: str) -> None:
+        kept = self._by_mode[operation]
+        kept[kept.index(loser)] = replace(loser, off=f"cannot be loaded: {cause}")
