@@ -30,7 +30,13 @@ from tokenspeed.plugins.selection import Choice
 if TYPE_CHECKING:
     from tokenspeed.interfaces.kernel import KernelContext
     from tokenspeed.interfaces.platform import Platform
-    from tokenspeed.plugins.specs import AttentionBackendSpec, ModelSpec, PlatformSpec, ToolParserSpec
+    from tokenspeed.plugins.specs import (
+        AttentionBackendSpec,
+        ModelSpec,
+        PlatformSpec,
+        ReasoningParserSpec,
+        ToolParserSpec,
+    )
     from tokenspeed.types import KVLayout
     from tokenspeed.weights.describe import ModelDescription
 
@@ -96,6 +102,12 @@ class Assembly:
         choice = self.choices.get("tool_parser")
         return choice.spec if choice else None
 
+    @property
+    def reasoning_parser(self) -> ReasoningParserSpec | None:
+        """The reasoning parser, or ``None`` when thinking stays in the text."""
+        choice = self.choices.get("reasoning_parser")
+        return choice.spec if choice else None
+
     def options_of(self, slot: str) -> Mapping[str, Any]:
         """Options of the plugin that fills a slot."""
         return self.options.get(self.choices[slot].winner.plugin, {})
@@ -144,6 +156,7 @@ def assemble(
     model: ModelDescription,
     *,
     tool_call_parser: str | None = "auto",
+    reasoning_parser: str | None = "auto",
     host: PluginHost | None = None,
     accelerators: Callable[[], list[Accelerator]] = present_accelerators,
     announce: bool = True,
@@ -151,7 +164,7 @@ def assemble(
     """Decide what fills every slot.
 
     Args:
-        tool_call_parser: ``auto`` (the model spec's), a name, or ``None`` for none.
+        tool_call_parser, reasoning_parser: ``auto`` (the model spec's), a name, or ``None`` for none.
         host: plugins that are already loaded according to ``config.plugins``; loaded here unless given. It is frozen.
         announce: log broken plugins and warnings; off where another process of the server has done so.
         accelerators: finds accelerators that must not be left idle unnoticed.
@@ -185,10 +198,7 @@ def assemble(
     attention = choices.choose_attention(host, resolved, use, model_choice, platform_choice.spec.name, platform)
     for phase, choice in attention.by_phase.items():
         slots.take(f"attention.{phase}", choice)
-    parser, parser_warning = choices.choose_tool_parser(host, tool_call_parser, model_choice)
-    slots.take("tool_parser", parser)
-    if parser_warning:
-        slots.warnings.append(parser_warning)
+    _take_parsers(slots, host, model_choice, tool_call_parser, reasoning_parser)
     check_overrides(config.kernel_overrides, host.registry.specs("kernel"))
 
     resolved = msgspec.structs.replace(
@@ -219,6 +229,36 @@ def assemble(
         events=EventCalls(host.manager, names, required=filling | set(host.selection.named), options=options),
         warnings=tuple(slots.warnings),
     )
+
+
+def _take_parsers(
+    slots: _Slots,
+    host: PluginHost,
+    model: Choice[ModelSpec],
+    tool_call_parser: str | None,
+    reasoning_parser: str | None,
+) -> None:
+    tool, tool_warning = choices.choose_parser(
+        host,
+        host.registry.specs("tool_parser"),
+        what="tool parser",
+        flag_name="--tool-call-parser",
+        asked=tool_call_parser,
+        wanted=model.spec.tool_parser,
+        model=model,
+    )
+    reasoning, reasoning_warning = choices.choose_parser(
+        host,
+        host.registry.specs("reasoning_parser"),
+        what="reasoning parser",
+        flag_name="--reasoning-parser",
+        asked=reasoning_parser,
+        wanted=model.spec.reasoning_parser,
+        model=model,
+    )
+    slots.take("tool_parser", tool)
+    slots.take("reasoning_parser", reasoning)
+    slots.warnings += [warning for warning in (tool_warning, reasoning_warning) if warning]
 
 
 def _make_plan(

@@ -21,7 +21,7 @@ __all__ = ["bootstrap", "verify_plan"]
 #: Slots that a process of each role loads: the others stay strings there.
 _SLOTS = {
     "engine": ("platform", "model", "attention.extend", "attention.decode"),
-    "server": ("tool_parser",),
+    "server": ("tool_parser", "reasoning_parser"),
     "cli": (),
 }
 
@@ -36,6 +36,11 @@ def verify_plan(plan: PluginPlan, assembly: Assembly, where: str) -> None:
     if lines:
         listed = "\n".join(f"  {line}" for line in lines)
         raise PluginError(f"{where} does not arrive at the plan that the server was started with (there):\n{listed}")
+
+
+def _qualified(plan: PluginPlan, slot: str) -> str | None:
+    chosen = plan.slots.get(slot)
+    return f"{chosen.plugin}:{chosen.name}" if chosen else None
 
 
 def bootstrap(
@@ -65,10 +70,15 @@ def bootstrap(
         from tokenspeed.weights.describe import describe_model
 
         model = describe_model(config.model, config.load_format)
-    parser = plan.slots.get("tool_parser")
+    parsers = {slot: _qualified(plan, slot) for slot in ("tool_parser", "reasoning_parser")}
     try:
         assembly = assemble(
-            config, model, tool_call_parser=f"{parser.plugin}:{parser.name}" if parser else None, host=host
+            config,
+            model,
+            tool_call_parser=parsers["tool_parser"],
+            reasoning_parser=parsers["reasoning_parser"],
+            host=host,
+            announce=False,
         )
     except TokenSpeedError as error:
         raise type(error)(f"{error}\n{where} cannot carry out the plan of the server") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.accelerators import Accelerator
@@ -15,7 +15,14 @@ from tokenspeed.plugins.manager import PluginHost, innermost_cause
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
 from tokenspeed.plugins.selection import Choice, Need, load_target, select
-from tokenspeed.plugins.specs import AttentionBackendSpec, KernelSpec, ModelSpec, PlatformSpec, ToolParserSpec
+from tokenspeed.plugins.specs import (
+    AttentionBackendSpec,
+    KernelSpec,
+    ModelSpec,
+    PlatformSpec,
+    ReasoningParserSpec,
+    ToolParserSpec,
+)
 from tokenspeed.types import KVLayout
 
 if TYPE_CHECKING:
@@ -27,8 +34,8 @@ __all__ = [
     "AttentionUse",
     "choose_attention",
     "choose_model",
+    "choose_parser",
     "choose_platform",
-    "choose_tool_parser",
     "device_name",
     "make_platform",
     "usable_kernels",
@@ -248,30 +255,32 @@ def _sharing_gate(spec: AttentionBackendSpec, other: Choice[AttentionBackendSpec
     return ""
 
 
-def choose_tool_parser(
-    host: PluginHost, asked: str | None, model: Choice[ModelSpec]
-) -> tuple[Choice[ToolParserSpec] | None, str]:
-    """The tool parser, and a warning where the model's own is not there; ``auto`` does not fail a start for it."""
-    candidates = host.registry.specs("tool_parser")
-    if asked is None or (asked == "auto" and not model.spec.tool_parser):
+_P = TypeVar("_P", ToolParserSpec, ReasoningParserSpec)
+
+
+def choose_parser(
+    host: PluginHost,
+    candidates: Sequence[Contribution[_P]],
+    *,
+    what: str,
+    flag_name: str,
+    asked: str | None,
+    wanted: str,
+    model: Choice[ModelSpec],
+) -> tuple[Choice[_P] | None, str]:
+    """A parser of one kind, and a warning where the model's own (``wanted``) is not there; ``auto`` does not fail a start for it."""
+    if asked is None or (asked == "auto" and not wanted):
         return None, ""
     if asked != "auto":
-        return select(
-            "tool parser",
-            candidates,
-            flag=asked,
-            flag_name="--tool-call-parser",
-            active=host.active,
-            excluded=host.broken,
-        ), ""
-    wanted = model.spec.tool_parser
+        choice = select(what, candidates, flag=asked, flag_name=flag_name, active=host.active, excluded=host.broken)
+        return choice, ""
     if not any(wanted in (c.spec.name, c.name, *c.spec.aliases) for c in candidates):
         return None, (
-            f"tool parser {wanted}, which model {model.winner.name} uses, is not active: tool calls stay text; "
+            f"{what} {wanted}, which model {model.winner.name} uses, is not active, and what it would find stays text; "
             f"try pip install tokenspeed-plugin-parsers-{wanted}"
         )
     need = Need(wanted, f"model {model.winner.name}")
-    return select("tool parser", candidates, need=need, active=host.active, excluded=host.broken), ""
+    return select(what, candidates, need=need, active=host.active, excluded=host.broken), ""
 
 
 def usable_kernels(host: PluginHost, platform: str, overrides: Mapping[str, str]) -> list[Contribution[KernelSpec]]:

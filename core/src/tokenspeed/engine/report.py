@@ -24,8 +24,9 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
         lines.append(f"  {slot:<17} {choice.winner.name} {version}{extra} ({choice.why})")
         if verbose:
             lines += [f"  {'':<17}   not {loser.name}: {loser.reason}" for loser in choice.losers]
-    if assembly.tool_parser is None:
-        lines.append(f"  {'tool_parser':<17} none")
+    for slot in ("tool_parser", "reasoning_parser"):
+        if slot not in assembly.choices:
+            lines.append(f"  {slot:<17} none")
     lines.append(
         f"  {'kv cache':<17} {config.kv_cache_dtype}, layout {assembly.kv_layout.value}, page {assembly.page_size} tokens"
     )

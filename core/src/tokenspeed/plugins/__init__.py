@@ -12,6 +12,7 @@ from tokenspeed.plugins.specs import (
     OptionSpec,
     PlatformSpec,
     Priority,
+    ReasoningParserSpec,
     Spec,
     ToolParserSpec,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "OptionSpec",
     "PlatformSpec",
     "Priority",
+    "ReasoningParserSpec",
     "Spec",
     "ToolParserSpec",
     "hookimpl",

@@ -19,6 +19,7 @@ from tokenspeed.plugins.specs import (
     OptionSpec,
     PlatformSpec,
     Priority,
+    ReasoningParserSpec,
     Spec,
     ToolParserSpec,
 )
@@ -34,6 +35,7 @@ REGISTRATION_HOOKS: dict[str, type[AnySpec]] = {
     "tokenspeed_platforms": PlatformSpec,
     "tokenspeed_attention_backends": AttentionBackendSpec,
     "tokenspeed_tool_parsers": ToolParserSpec,
+    "tokenspeed_reasoning_parsers": ReasoningParserSpec,
     "tokenspeed_kernels": KernelSpec,
     "tokenspeed_options": OptionSpec,
     "tokenspeed_commands": CommandSpec,
@@ -167,6 +169,8 @@ class Registry:
     def specs(self, kind: Literal["attention_backend"]) -> list[Contribution[AttentionBackendSpec]]: ...
     @overload
     def specs(self, kind: Literal["tool_parser"]) -> list[Contribution[ToolParserSpec]]: ...
+    @overload
+    def specs(self, kind: Literal["reasoning_parser"]) -> list[Contribution[ReasoningParserSpec]]: ...
     @overload
     def specs(self, kind: Literal["kernel"]) -> list[Contribution[KernelSpec]]: ...
     @overload
