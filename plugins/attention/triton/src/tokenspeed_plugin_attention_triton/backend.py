@@ -1,0 +1,94 @@
+"""The backend: makes the step's plan once, launches per layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, LayerKV
+from tokenspeed.interfaces.batch import ForwardBatch
+from tokenspeed_plugin_attention_triton.kernels import DecodeWork, Staged, run_extend
+
+__all__ = ["TritonBackend"]
+
+
+class TritonBackend(AttentionBackend):
+    """Split-KV decode with shared prefixes and block-wise extend over paged KV."""
+
+    def __init__(self, ctx: AttentionContext) -> None:
+        super().__init__(ctx)
+        group = ctx.group
+        on_gpu = ctx.device.type == "cuda"
+        # Two programs a multiprocessor keep enough loads in flight; under the interpreter a few suffice.
+        processors = torch.cuda.get_device_properties(ctx.device).multi_processor_count if on_gpu else 4
+        self._work = DecodeWork(
+            max_rows=ctx.max_rows,
+            max_width=ctx.max_width,
+            q_heads=ctx.q_heads,
+            kv_heads=group.kv_heads,
+            v_dim=group.v_head_dim,
+            page_size=ctx.page_size,
+            device=ctx.device,
+            programs=2 * processors,
+        )
+        self._block_rows = 64
+        self._blocks = Staged(ctx.max_tokens // self._block_rows + ctx.max_rows + 1, 2, device=ctx.device)
+        self._block_count = 0
+
+    @property
+    def graph_variant(self) -> int:
+        """Launches that the prepared step needs: bit 0 a merge, bit 1 the shared-prefix pass. A captured graph serves one variant."""
+        return int(self._work.has_split) + 2 * int(self._work.has_shared)
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> None:
+        """Plan the decode rows and list the query blocks of the extend rows."""
+        host, extends = batch.host, batch.num_extend_rows
+        if extends:
+            counts = -(-host.query_lens[:extends] // self._block_rows)
+            rows = np.repeat(np.arange(extends, dtype=np.int32), counts)
+            first = (np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)) * self._block_rows
+            self._block_count = rows.size
+            self._blocks.send(np.stack((rows, first), axis=1))
+        if batch.num_rows > extends:
+            intervals = host.prefix_intervals
+            if extends and intervals.size:
+                intervals = intervals - np.array([extends, extends, 0, 0], dtype=intervals.dtype)
+            self._work.prepare(host.seq_lens[extends:], intervals.reshape(-1, 4), batch.decode_width)
+
+    def forward_extend(self, q: torch.Tensor, kv: LayerKV, layer: AttentionLayer, batch: ForwardBatch) -> torch.Tensor:
+        """See ``AttentionBackend``."""
+        rows = batch.num_extend_rows
+        return run_extend(
+            q,
+            kv.k,
+            kv.v,
+            batch.page_tables[self.ctx.group_index][:rows],
+            batch.seq_lens,
+            batch.query_start,
+            self._blocks.tensor[: self._block_count],
+            kv_heads=self.ctx.group.kv_heads,
+            page_size=self.ctx.page_size,
+            scale=layer.scale,
+            layout=self.ctx.layout.value,
+            block_rows=self._block_rows,
+            window=layer.window,
+            softcap=layer.softcap,
+            sinks=layer.sinks,
+        )
+
+    def forward_decode(self, q: torch.Tensor, kv: LayerKV, layer: AttentionLayer, batch: ForwardBatch) -> torch.Tensor:
+        """See ``AttentionBackend``."""
+        first = batch.num_extend_rows
+        return self._work.run(
+            q,
+            kv.k,
+            kv.v,
+            batch.page_tables[self.ctx.group_index][first:],
+            batch.seq_lens[first:],
+            width=batch.decode_width,
+            scale=layer.scale,
+            layout=self.ctx.layout.value,
+            window=layer.window,
+            softcap=layer.softcap,
+            sinks=layer.sinks,
+        )

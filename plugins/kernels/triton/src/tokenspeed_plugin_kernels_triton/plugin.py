@@ -1,0 +1,38 @@
+"""Portable Triton kernels for NVIDIA and AMD GPUs."""
+
+from __future__ import annotations
+
+from tokenspeed.plugins import KernelSpec, Priority, hookimpl
+
+_HALF = ("bf16", "fp16")
+_ALL = ("bf16", "fp16", "fp32")
+
+
+def _kernel(family: str, mode: str, target: str, dtypes: tuple[str, ...], *, factory: bool = False) -> KernelSpec:
+    return KernelSpec(
+        name="triton",
+        family=family,
+        mode=mode,
+        target=f"tokenspeed_plugin_kernels_triton.{target}",
+        priority=Priority.PERFORMANT,
+        platforms=("cuda", "rocm"),
+        requires=("triton>=3.4",),
+        dtypes=dtypes,
+        factory=factory,
+    )
+
+
+@hookimpl
+def tokenspeed_kernels() -> list[KernelSpec]:
+    """One solution, ``triton``, for each mode."""
+    return [
+        _kernel("gemm", "linear", "gemm:linear", _HALF, factory=True),
+        _kernel("norm", "rms_norm", "norm:rms_norm", _ALL),
+        _kernel("norm", "add_rms_norm", "norm:add_rms_norm", _ALL),
+        _kernel("rope", "qkv_rope_write", "rope:qkv_rope_write", _ALL),
+        _kernel("activation", "silu_and_mul", "activation:silu_and_mul", _ALL),
+        _kernel("activation", "gelu_tanh_and_mul", "activation:gelu_tanh_and_mul", _ALL),
+        _kernel("embedding", "lookup", "cache:lookup", _ALL),
+        _kernel("cache", "write", "cache:write", _ALL),
+        _kernel("sampling", "argmax", "sampling:argmax", _ALL),
+    ]
