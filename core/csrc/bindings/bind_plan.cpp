@@ -1,0 +1,71 @@
+#include <pybind11/native_enum.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "bindings/bindings.h"
+
+namespace tokenspeed::bindings {
+namespace {
+
+const ExecutionPlan& Read(const PlanHandle& handle) {
+  if (handle.plan->plan_id == handle.plan_id) return *handle.plan;
+  throw std::runtime_error("plan " + std::to_string(handle.plan_id) + " is no longer readable: the plan after next was taken");
+}
+
+template <class T>
+auto View(Column<T> ExecutionPlan::* column) {
+  return [column](const PlanHandle& handle) { return ViewOf(Read(handle).*column); };
+}
+
+py::array Intervals(const PlanHandle& handle) {
+  const Column<PrefixInterval>& intervals = Read(handle).prefix_intervals;
+  static_assert(sizeof(PrefixInterval) == 4 * sizeof(int32_t));
+  if (intervals.empty()) return py::array_t<int32_t>(std::vector<py::ssize_t>{0, 4});
+  auto* block = new std::shared_ptr<PrefixInterval[]>(intervals.block());
+  py::capsule owner(block, [](void* held) { delete static_cast<std::shared_ptr<PrefixInterval[]>*>(held); });
+  py::array_t<int32_t> view(std::vector<py::ssize_t>{static_cast<py::ssize_t>(intervals.size()), 4},
+                            reinterpret_cast<const int32_t*>(intervals.data()), owner);
+  py::detail::array_proxy(view.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+  return view;
+}
+
+}  // namespace
+
+void BindPlan(py::module_& module) {
+  py::native_enum<ForwardMode>(module, "ForwardMode", "enum.IntEnum", "What kinds of rows a plan has.")
+      .value("IDLE", ForwardMode::kIdle)
+      .value("EXTEND", ForwardMode::kExtend)
+      .value("DECODE", ForwardMode::kDecode)
+      .value("MIXED", ForwardMode::kMixed)
+      .finalize();
+  py::native_enum<RowFlags>(module, "RowFlags", "enum.IntFlag", "Flags of a row.")
+      .value("SAMPLES", kSamples)
+      .value("NEW_IN_SLOT", kNewInSlot)
+      .finalize();
+
+  py::class_<PlanHandle>(module, "ExecutionPlan",
+                         "What one step computes. Arrays are read-only views, valid until the plan after next is taken.")
+      .def_readonly("plan_id", &PlanHandle::plan_id)
+      .def_property_readonly("mode", [](const PlanHandle& handle) { return Read(handle).mode; })
+      .def_property_readonly("num_rows", [](const PlanHandle& handle) { return Read(handle).num_rows(); })
+      .def_property_readonly("num_extend_rows", [](const PlanHandle& handle) { return Read(handle).num_extend_rows; })
+      .def_property_readonly("num_tokens", [](const PlanHandle& handle) { return Read(handle).num_tokens(); })
+      .def_property_readonly("request_ids", View(&ExecutionPlan::request_ids))
+      .def_property_readonly("slots", View(&ExecutionPlan::slots))
+      .def_property_readonly("context_lens", View(&ExecutionPlan::context_lens))
+      .def_property_readonly("query_lens", View(&ExecutionPlan::query_lens))
+      .def_property_readonly("input_ids", View(&ExecutionPlan::input_ids))
+      .def_property_readonly("flags", View(&ExecutionPlan::flags))
+      .def_property_readonly("output_lens", View(&ExecutionPlan::output_lens))
+      .def_property_readonly("delta_group", View(&ExecutionPlan::delta_group))
+      .def_property_readonly("delta_slot", View(&ExecutionPlan::delta_slot))
+      .def_property_readonly("delta_index", View(&ExecutionPlan::delta_index))
+      .def_property_readonly("delta_page", View(&ExecutionPlan::delta_page))
+      .def_property_readonly("prefix_intervals", &Intervals)
+      .def_property_readonly("retracted_ids", View(&ExecutionPlan::retracted_ids))
+      .def_property_readonly("finished_ids", View(&ExecutionPlan::finished_ids))
+      .def_property_readonly("finished_reasons", View(&ExecutionPlan::finished_reasons));
+}
+
+}  // namespace tokenspeed::bindings

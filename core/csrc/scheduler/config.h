@@ -1,0 +1,57 @@
+// What a scheduler is told once. Nothing changes after construction.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace tokenspeed {
+
+// Kinds arrive with the feature that serves them.
+enum class CacheGroupKind : int32_t { kFull = 0 };
+
+struct CacheGroupConfig {
+  int32_t page_size = 16;  // tokens
+  int32_t num_pages = 0;
+  CacheGroupKind kind = CacheGroupKind::kFull;
+};
+
+// How much output is provided for when a request is admitted.
+enum class AdmissionRule : int32_t {
+  kExpectedOutput = 0,  // the length observed of late
+  kWholeOutput = 1,     // max_new_tokens: never retracts, runs fewer at once
+};
+
+// Whom page pressure strikes first.
+enum class RetractionRule : int32_t {
+  kCheapestToRestore = 0,  // the fewest tokens to compute again
+  kYoungest = 1,           // the latest arrival
+};
+
+struct SchedulerConfig {
+  std::vector<CacheGroupConfig> groups;
+  int32_t max_num_seqs = 0;        // slots, and rows of a step
+  int32_t max_batched_tokens = 0;  // token budget of a step
+  int32_t max_model_len = 0;       // prompt and output together
+  int32_t max_row_width = 1;       // W: tokens of a decode row
+  int32_t overlap_depth = 0;       // plans that may be taken before the one in flight is advanced: 0 or 1
+  bool enable_prefix_caching = true;
+  int64_t max_step_us = 0;  // bound on the predicted time of a step with decodes; 0: none
+  int32_t hit_window = 8;   // waiting requests among which a prefix hit goes first, and how often one may be overtaken
+  int64_t aging_us = 10'000'000;  // waiting this long is worth one priority level
+  int32_t finished_history = 4096;  // finished requests that request_info still knows
+  AdmissionRule admission = AdmissionRule::kExpectedOutput;
+  RetractionRule retraction = RetractionRule::kCheapestToRestore;
+
+  // Throws std::invalid_argument naming the field and what it may be.
+  void Validate() const;
+
+  // The prefill share that is left to waiting prompts however many decodes run, so that they cannot starve.
+  [[nodiscard]] int32_t min_prefill_tokens() const { return groups[0].page_size < max_batched_tokens ? groups[0].page_size : max_batched_tokens; }
+  // No plan has more tokens than this: what the executor's buffers must hold.
+  [[nodiscard]] int32_t max_step_tokens() const {
+    const int32_t with_decodes = max_num_seqs * max_row_width + min_prefill_tokens();
+    return max_batched_tokens > with_decodes ? max_batched_tokens : with_decodes;
+  }
+};
+
+}  // namespace tokenspeed

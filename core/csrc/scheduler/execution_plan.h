@@ -1,0 +1,63 @@
+// What one step computes, in flat arrays that cross to Python as views.
+//
+//     rows        [ extends ............. | decodes in tree order ......... ]
+//     input_ids   row by row, query_lens[row] tokens each
+#pragma once
+
+#include <cstdint>
+
+#include "scheduler/config.h"
+#include "scheduler/row_order.h"
+#include "support/column.h"
+
+namespace tokenspeed {
+
+enum class ForwardMode : int32_t { kIdle = 0, kExtend = 1, kDecode = 2, kMixed = 3 };
+
+enum RowFlags : int32_t {
+  kSamples = 1,    // the row yields a token: a decode, or the last chunk of a prompt
+  kNewInSlot = 2,  // the first row of this request in this slot
+};
+
+inline constexpr int32_t kUnknownToken = -1;  // sampled by a step in flight, or a draft: read it on the device
+
+struct ExecutionPlan {
+  int64_t plan_id = 0;
+  ForwardMode mode = ForwardMode::kIdle;
+  int32_t num_extend_rows = 0;
+
+  // (rows)
+  Column<int64_t> request_ids;
+  Column<int32_t> slots;
+  Column<int32_t> context_lens;
+  Column<int32_t> query_lens;
+  Column<int32_t> flags;
+  Column<int32_t> output_lens;
+  // (tokens)
+  Column<int32_t> input_ids;
+  // (deltas): page table of `group`: table[slot, index] = page. No entry stands twice in a plan.
+  Column<int32_t> delta_group;
+  Column<int32_t> delta_slot;
+  Column<int32_t> delta_index;
+  Column<int32_t> delta_page;
+  // (intervals)
+  Column<PrefixInterval> prefix_intervals;
+  // Requests that left between two steps.
+  Column<int64_t> retracted_ids;
+  Column<int64_t> finished_ids;
+  Column<int32_t> finished_reasons;
+
+  void Reserve(const SchedulerConfig& config);
+  void Clear(int64_t id);
+
+  [[nodiscard]] int32_t num_rows() const noexcept { return static_cast<int32_t>(slots.size()); }
+  [[nodiscard]] int32_t num_tokens() const noexcept { return static_cast<int32_t>(input_ids.size()); }
+  void AddDelta(int32_t slot, int32_t index, int32_t page) {
+    delta_group.Push(0);
+    delta_slot.Push(slot);
+    delta_index.Push(index);
+    delta_page.Push(page);
+  }
+};
+
+}  // namespace tokenspeed

@@ -1,0 +1,217 @@
+// The scheduler: turns requests into plans, and results into the next state of requests.
+//
+//     SubmitRequests --> waiting --> NextExecutionPlan --> [executor] --> Advance --> finished
+//
+// A pure function of its calls: no clock, no randomness, no order by address or by request id. Not thread-safe: one caller at a
+// time. Misuse of one request ends or refuses that request; misuse of a call throws std::invalid_argument and changes nothing.
+//
+// Who owns what: the scheduler owns the pools, the tree, every request and the two plan buffers. Every page is in one place:
+//
+//     free in the pool | cached in the tree | in the tail of one residence | deferred until a step in flight has ended
+//
+// A plan costs O(rows + changes): nothing in it walks the cached pages, the context of a row or the queue.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cache/page_pool.h"
+#include "cache/prefix_tree.h"
+#include "scheduler/config.h"
+#include "scheduler/execution_plan.h"
+#include "scheduler/inflight_prefixes.h"
+#include "scheduler/observations.h"
+#include "scheduler/policies.h"
+#include "scheduler/request.h"
+#include "scheduler/results.h"
+#include "scheduler/row_order.h"
+#include "scheduler/transitions.h"
+#include "scheduler/waiting_queue.h"
+
+namespace tokenspeed {
+
+class Scheduler {
+ public:
+  // Throws std::invalid_argument naming the field.
+  explicit Scheduler(SchedulerConfig config);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // One result a spec, in order; a bad spec is refused and the others go on.
+  std::vector<SubmitResult> SubmitRequests(std::vector<RequestSpec> specs, int64_t now_us);
+
+  // The next step. Valid until the plan after next is taken. A plan with rows must be answered by Advance, an IDLE one must not.
+  // Throws std::invalid_argument where overlap_depth + 1 plans wait for their results.
+  const ExecutionPlan& NextExecutionPlan(int64_t now_us);
+
+  // The results of the oldest plan in flight: counts and outcomes (rows), tokens (rows * max_row_width) row by row.
+  // Throws std::invalid_argument where it is not that plan, or a size is wrong.
+  AdvanceResult Advance(int64_t plan_id, std::span<const int32_t> counts, std::span<const int32_t> tokens, std::span<const int32_t> outcomes,
+                        int64_t step_us = 0);
+
+  // kNone where the request ends now or once its step in flight has; the end is reported by the next result or plan.
+  AbortRefusal AbortRequest(int64_t id);
+
+  [[nodiscard]] std::vector<PageHash> CalcRollingHash(std::span<const int32_t> tokens, std::string_view salt,
+                                                      std::vector<ExtraKey> extra_keys, int64_t adapter) const;
+  // Drops every cached page that no request uses; returns how many.
+  int32_t FlushCache();
+
+  // Throws std::logic_error naming what is wrong.
+  void CheckIntegrity() const;
+
+  [[nodiscard]] SchedulerStats Stats() const;
+  [[nodiscard]] std::optional<RequestInfo> InfoOf(int64_t id) const;
+  [[nodiscard]] bool HasWork() const noexcept { return LiveRequests() > 0; }
+  [[nodiscard]] int64_t NumWaiting() const noexcept { return In(StateName::kSubmitted) + In(StateName::kRetracted); }
+  [[nodiscard]] int64_t NumRunning() const noexcept {
+    return In(StateName::kPrefilling) + In(StateName::kPrefillDone) + In(StateName::kDecoding);
+  }
+  [[nodiscard]] int32_t plans_in_flight() const noexcept { return static_cast<int32_t>(steps_.size()); }
+  [[nodiscard]] const SchedulerConfig& config() const noexcept { return config_; }
+  [[nodiscard]] const TransitionCounts& transitions() const noexcept { return transitions_; }
+
+ private:
+  struct StepRow {
+    Request* request;
+    int32_t tokens;
+    bool samples;
+    bool extend;
+  };
+  struct Step {
+    int64_t plan_id;
+    int32_t prefill_tokens;
+    std::vector<StepRow> rows;
+  };
+
+  // ---- scheduler.cpp: requests come and go ----
+  [[nodiscard]] SubmitResult Check(const RequestSpec& spec) const;
+  void Accept(RequestSpec spec);
+  // Takes the transition that the state has for the event; false, with nothing changed, where it has none.
+  template <class Event>
+  bool Apply(Request& request, Event event);
+  // Ends a running request, at once or, with a step in flight, when that has ended.
+  void Finish(Request& request, FinishReason reason);
+  void ForgetRunning(Request& request);
+  void CompactDecodes();
+  void Retire(Request& request);
+  void Report(const Request& request, FinishReason reason);
+  void QueueWoken();
+  [[nodiscard]] int64_t In(StateName name) const noexcept { return state_counts_[static_cast<size_t>(name)]; }
+  [[nodiscard]] int64_t LiveRequests() const noexcept { return static_cast<int64_t>(requests_.size() - retired_.size()); }
+
+  // ---- scheduler_decode.cpp: decodes and page pressure ----
+  void ReserveDecodes();
+  void SettleShortage(int32_t need);
+  // The best one to retract, or nullptr. `fair_only`: not one that has made no progress since its resumption.
+  Request* PickVictim(bool fair_only);
+  void RetractRequest(Request& request);
+  void ArrangeDecodes();
+  void PlanDecodes();
+  [[nodiscard]] Request* OldestRunning() const;
+
+  // ---- scheduler_prefill.cpp: chunks and admission ----
+  void PlanPrefills(int32_t budget);
+  [[nodiscard]] int32_t PrefillBudget(int32_t decode_tokens) const;
+  // Plans the next chunk; its tokens, 0 where no page is left for it.
+  int32_t PlanChunk(Request& request, int32_t budget);
+  bool AdmitNext(int32_t& budget);
+  void UnblockPrefill();
+  // Refreshes the hint; true where the request waits for a prefix being computed (and has left the queue).
+  bool ParkIfComputing(Request& request);
+  [[nodiscard]] bool CanAdmit(Request& request);
+  void AdmitRequest(Request& request);
+  void MeasureRoom();
+  [[nodiscard]] int32_t MatchLimit(const Request& request) const;
+  [[nodiscard]] int32_t GrowthPages(const Request& request) const;
+
+  // ---- scheduler_advance.cpp ----
+  RowRefusal Settle(Request& request, const StepRow& row, int32_t count, const int32_t* tokens, int32_t outcome);
+  [[nodiscard]] RowRefusal CheckResult(const StepRow& row, int32_t count, const int32_t* tokens, int32_t outcome) const;
+  void Publish(Request& request, Residence& residence);
+
+  [[nodiscard]] int32_t PagesFor(int32_t tokens) const noexcept { return (tokens + page_size_ - 1) / page_size_; }
+  [[nodiscard]] int32_t Available() const noexcept { return pages_.available() + tree_.evictable(); }
+  // REQUIRES: Available() > 0.
+  [[nodiscard]] PageLease TakePage();
+  void GrowTail(Residence& residence, int32_t pages);
+  void AddRow(Request& request, const Residence& residence, int32_t tokens, bool samples, bool extend);
+
+  const SchedulerConfig config_;
+  const int32_t page_size_;
+  const AdmissionPolicy admission_;
+  const RetractionPolicy retraction_;
+
+  // Declared before everything that holds a lease on them.
+  PagePool pages_;
+  SlotPool slots_;
+  PrefixTree tree_;
+  InflightPrefixes inflight_prefixes_;
+
+  // Pages given up while a step in flight reads them: free once that plan is advanced.
+  std::deque<std::pair<int64_t, PageLease>> deferred_;
+
+  std::unordered_map<int64_t, std::unique_ptr<Request>> requests_;
+  std::deque<std::pair<int64_t, uint64_t>> retired_;  // finished ones still known, oldest first: (id, arrival)
+  RequestsInOrder waiting_;
+  RequestsInOrder prefilling_;
+  std::vector<Request*> decoding_;  // PrefillDone and Decoding, in tree order once arranged; nullptr where one left since
+  bool decodes_dirty_ = false;
+
+  ExecutionPlan plans_[2];
+  ExecutionPlan* plan_ = &plans_[0];
+  std::deque<Step> steps_;  // in flight, oldest first
+  std::vector<std::vector<StepRow>> spare_rows_;
+  Step* step_ = nullptr;  // of the plan being made
+
+  // Page-table entries that changed outside a plan (a page replaced by its twin), by slot occupancy.
+  struct TableChange {
+    int32_t slot, index, page;
+    uint64_t occupancy;
+  };
+  std::vector<TableChange> table_changes_;
+  std::vector<uint64_t> occupancy_;  // per slot: the admission that holds or held it
+  uint64_t admissions_ = 0;
+  uint64_t admissions_before_plan_ = 0;
+
+  std::vector<std::pair<int64_t, FinishReason>> ended_;  // not reported yet
+  int64_t next_plan_id_ = 1;  // while a plan is being made: one more than its id
+  uint64_t next_arrival_ = 0;
+  int64_t now_us_ = 0;
+
+  // Room for admission within the plan being made; measured on demand.
+  bool room_measured_ = false;
+  int32_t room_ = 0;         // pages available and not promised to chunks still to come
+  int32_t growth_room_ = 0;  // pages that the running ones are expected to add
+
+  OutputLengths output_lengths_;
+  StepTimes step_times_;
+  std::array<int64_t, kStateCount> state_counts_{};
+  TransitionCounts transitions_{};
+  SchedulerStats totals_;  // its "ever" part
+
+  // Scratch, kept for its memory.
+  RowOrder row_order_;
+  std::vector<const PrefixNode*> pins_scratch_;
+  std::vector<Request*> rows_scratch_;
+  std::vector<int32_t> index_scratch_;
+  std::vector<PrefixTree::Replaced> replaced_scratch_;
+};
+
+template <class Event>
+bool Scheduler::Apply(Request& request, Event event) {
+  const size_t from = request.state.index();
+  if (!Dispatch(request.state, std::move(event))) return false;
+  ++transitions_[from][kEventIndex<Event>];
+  --state_counts_[from];
+  ++state_counts_[request.state.index()];
+  return true;
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,112 @@
+// Looking at a scheduler from outside: statistics, one request, and the invariants.
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+
+#include "scheduler/scheduler.h"
+
+namespace tokenspeed {
+
+SchedulerStats Scheduler::Stats() const {
+  SchedulerStats stats = totals_;
+  stats.waiting = In(StateName::kSubmitted);
+  stats.running = NumRunning();
+  stats.leaving = In(StateName::kDraining) + In(StateName::kAborting);
+  stats.retracted = In(StateName::kRetracted);
+  stats.parked = stats.waiting + stats.retracted - static_cast<int64_t>(waiting_.size());
+  stats.slots_free = slots_.available();
+  const int64_t cached = tree_.evictable();
+  stats.pages_total = {pages_.total()};
+  stats.pages_free = {pages_.available()};
+  stats.pages_cached = {cached};
+  stats.pages_active = {pages_.total() - pages_.available() - cached};
+  stats.expected_output = output_lengths_.Mean();
+  return stats;
+}
+
+std::optional<RequestInfo> Scheduler::InfoOf(int64_t id) const {
+  const auto found = requests_.find(id);
+  if (found == requests_.end()) return std::nullopt;
+  const Request& request = *found->second;
+  RequestInfo info;
+  info.id = id;
+  info.state = NameOf(request.state);
+  if (const auto* finished = std::get_if<Finished>(&request.state)) info.finish_reason = finished->reason;
+  if (const auto* draining = std::get_if<Draining>(&request.state)) info.finish_reason = draining->reason;
+  info.priority = request.priority;
+  info.multimodal = request.multimodal;
+  info.prompt_tokens = request.prompt_tokens;
+  info.output_tokens = request.output_tokens;
+  info.computed_tokens = request.computed;
+  info.cached_tokens = request.cached_tokens < 0 ? 0 : request.cached_tokens;
+  info.retractions = request.retractions;
+  info.queued_us = request.queued_us;
+  info.first_scheduled_us = request.first_scheduled_us;
+  info.retracted_us = request.retracted_us;
+  return info;
+}
+
+void Scheduler::CheckIntegrity() const {
+  const auto require = [](bool holds, const std::string& what) {
+    if (!holds) throw std::logic_error("scheduler: " + what);
+  };
+  std::vector<int32_t> page_owner(static_cast<size_t>(pages_.total()), 0);
+  const auto own = [&](int32_t page, const char* where) {
+    require(page >= 0 && page < pages_.total(), "page " + std::to_string(page) + " does not exist");
+    require(page_owner[static_cast<size_t>(page)]++ == 0, "page " + std::to_string(page) + " is in two places, one of them " + where);
+  };
+  for (const int32_t page : pages_.free_ids()) own(page, "the free list");
+  tree_.CheckIntegrity([&](int32_t page) { own(page, "the prefix tree"); });
+  for (const auto& [plan, lease] : deferred_) own(lease.id(), "a deferred release");
+
+  std::unordered_set<int32_t> slots(slots_.free_ids().begin(), slots_.free_ids().end());
+  const auto free_slots = static_cast<int32_t>(slots.size());
+  require(free_slots == slots_.available(), "a slot is free twice");
+  std::array<int64_t, kStateCount> states{};
+  std::unordered_map<const Request*, int32_t> rows_in_flight;
+  for (const Step& step : steps_) {
+    for (const StepRow& row : step.rows) ++rows_in_flight[row.request];
+  }
+  int64_t pins = 0;
+  for (const auto& [id, owned] : requests_) {
+    const Request& request = *owned;
+    const std::string who = "request " + std::to_string(id) + ": ";
+    ++states[request.state.index()];
+    const StateName name = NameOf(request.state);
+    const auto rows = rows_in_flight.find(&request);
+    require(request.inflight_rows == (rows == rows_in_flight.end() ? 0 : rows->second), who + "its rows in flight are miscounted");
+    const bool queued = waiting_.contains(request.order);
+    const bool waits = name == StateName::kSubmitted || name == StateName::kRetracted;
+    require(waits == (queued || request.parked()) && !(queued && request.parked()), who + "it is not in exactly one place to wait");
+    require((name == StateName::kPrefilling) == prefilling_.contains(request.order), who + "its place among the prefills is wrong");
+    const bool decodes = name == StateName::kPrefillDone || name == StateName::kDecoding;
+    require(decodes == (request.row >= 0), who + "its place among the decodes is wrong");
+    if (decodes) require(decoding_[static_cast<size_t>(request.row)] == &request, who + "another stands in its place");
+    const bool leaving = name == StateName::kDraining || name == StateName::kAborting;
+    if (leaving || name == StateName::kPrefillDone) require(request.inflight_rows > 0, who + "it waits for a step that does not exist");
+
+    const Residence* residence = ResidenceOf(const_cast<RequestState&>(request.state));
+    if (residence == nullptr) {
+      require(request.inflight_rows == 0, who + "a step in flight uses pages that it gave up");
+      continue;
+    }
+    ++pins;
+    require(slots.insert(residence->slot.id()).second, who + "its slot is in two places");
+    for (const PageLease& page : residence->tail) own(page.id(), "the tail of a residence");
+    require(leaving || residence->pages() * page_size_ >= request.upper(), who + "it has fewer pages than tokens");
+    if (config_.enable_prefix_caching && !leaving) {
+      require(residence->prefix.depth() == request.computed / page_size_, who + "a finished page is not published");
+      require(static_cast<int32_t>(request.hashes.size()) >= residence->prefix.depth(), who + "a published page has no name");
+    }
+  }
+  require(states == state_counts_, "the counts by state are wrong");
+  require(static_cast<int32_t>(slots.size()) == slots_.total() && pins == slots_.total() - free_slots, "a slot is nowhere");
+  for (size_t page = 0; page < page_owner.size(); ++page) {
+    require(page_owner[page] == 1, "page " + std::to_string(page) + " is nowhere");
+  }
+  for (const auto& [plan, lease] : deferred_) {
+    require(!steps_.empty() && plan >= steps_.front().plan_id, "page " + std::to_string(lease.id()) + " waits for a plan that has ended");
+  }
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,193 @@
+// What is left of a step goes to prompts: chunks of those admitted, then admissions.
+#include <algorithm>
+#include <cassert>
+#include <limits>
+
+#include "scheduler/scheduler.h"
+
+namespace tokenspeed {
+
+int32_t Scheduler::PrefillBudget(int32_t decode_tokens) const {
+  if (decode_tokens == 0) return config_.max_batched_tokens;
+  int64_t budget = config_.max_batched_tokens - decode_tokens;
+  if (config_.max_step_us > 0) {
+    budget = std::min(budget, step_times_.PrefillTokensWithin(config_.max_step_us, int64_t{4} * config_.min_prefill_tokens()));
+  }
+  return static_cast<int32_t>(std::max<int64_t>(budget, config_.min_prefill_tokens()));
+}
+
+void Scheduler::PlanPrefills(int32_t budget) {
+  // Serving order over those admitted and those waiting together; an admission never sits behind a younger prompt's chunk.
+  for (auto next = prefilling_.begin(); next != prefilling_.end();) {
+    Request& request = *next->second;
+    while (budget > 0 && !waiting_.empty() && waiting_.begin()->first < request.order && slots_.available() > 0) {
+      Request& first = *waiting_.begin()->second;
+      if (ParkIfComputing(first)) continue;
+      if (!CanAdmit(first)) break;
+      AdmitRequest(first);
+      budget -= PlanChunk(first, budget);
+    }
+    ++next;  // before the request may leave the map
+    if (budget <= 0) return;
+    if (request.held_in == plan_->plan_id) continue;
+    const int32_t planned = PlanChunk(request, budget);
+    if (planned == 0) return;  // no page for it: nobody younger takes one
+    budget -= planned;
+  }
+  while (budget > 0 && slots_.available() > 0 && !waiting_.empty()) {
+    if (!AdmitNext(budget)) return;
+  }
+}
+
+// Nothing can run and nothing is in flight, yet there are prompts half done that hold each other's pages: the younger give way.
+void Scheduler::UnblockPrefill() {
+  while (step_->rows.empty() && !prefilling_.empty()) {
+    Request& oldest = *prefilling_.begin()->second;
+    if (Available() == 0) {
+      Request* victim = PickVictim(true);
+      if (victim == nullptr) victim = PickVictim(false);
+      if (victim == nullptr) return;
+      RetractRequest(*victim);
+      QueueWoken();
+      continue;
+    }
+    if (PlanChunk(oldest, config_.max_batched_tokens) == 0) return;
+  }
+}
+
+int32_t Scheduler::PlanChunk(Request& request, int32_t budget) {
+  auto& state = std::get<Prefilling>(request.state);
+  const int32_t begin = request.upper();
+  const int32_t remaining = state.target - begin;
+  int32_t chunk = std::min(remaining, budget);
+  const int32_t reachable = (state.residence.pages() + Available()) * page_size_ - begin;
+  chunk = std::min(chunk, reachable);
+  if (chunk <= 0) return 0;
+  GrowTail(state.residence, std::max(0, PagesFor(begin + chunk) - state.residence.pages()));
+
+  const bool last = chunk == remaining;
+  request.CopyTokens(begin, chunk, plan_->input_ids.Extend(static_cast<size_t>(chunk)));
+  AddRow(request, state.residence, chunk, last, true);
+  totals_.prefill_tokens += chunk;
+  if (last) {
+    prefilling_.erase(request.order);
+    request.width = 0;  // it decodes from the next plan on
+    request.page_need = 0;
+    Apply(request, PromptPlanned{});
+    request.row = static_cast<int32_t>(decoding_.size());
+    decoding_.push_back(&request);
+    decodes_dirty_ = true;
+  }
+  return chunk;
+}
+
+// ---- admission ----
+
+int32_t Scheduler::MatchLimit(const Request& request) const {
+  // The last token is always computed: its logits are what the step is for.
+  int64_t limit = (request.known() - 1) / page_size_;
+  // The bound serves prompt logprobs, which the client has once there is output.
+  if (request.max_reuse_tokens >= 0 && request.output_tokens == 0) limit = std::min(limit, request.max_reuse_tokens / page_size_);
+  return static_cast<int32_t>(std::min<int64_t>(limit, static_cast<int64_t>(request.hashes.size())));
+}
+
+bool Scheduler::ParkIfComputing(Request& request) {
+  const int32_t limit = MatchLimit(request);
+  request.hint = tree_.Rematch(request.hint, request.hashes, limit);
+  if (request.hint.depth() >= limit) return false;
+  if (!inflight_prefixes_.ParkIfComputing(request, request.hashes, request.hint.depth(), limit)) return false;
+  waiting_.erase(request.order);
+  ++totals_.inflight_waits;
+  return true;
+}
+
+int32_t Scheduler::GrowthPages(const Request& request) const {
+  const int32_t mean = output_lengths_.Mean();
+  const int32_t tokens =
+      std::visit([&](const auto& policy) { return policy(request.output_tokens, request.output_limit, mean); }, admission_);
+  return PagesFor(request.known() + tokens) - PagesFor(request.known());
+}
+
+// Chunks to come have their pages promised; taking one lowers what is available and what is promised alike, so the room measured
+// once holds for the whole plan.
+void Scheduler::MeasureRoom() {
+  if (room_measured_) return;
+  room_measured_ = true;
+  room_ = Available();
+  growth_room_ = 0;
+  for (const auto& [order, request] : prefilling_) {
+    const auto& state = std::get<Prefilling>(request->state);
+    room_ -= std::max(0, PagesFor(state.target) - state.residence.pages());
+    growth_room_ += GrowthPages(*request);
+  }
+  for (const Request* request : decoding_) growth_room_ += GrowthPages(*request);
+}
+
+// REQUIRES: the hint is fresh.
+bool Scheduler::CanAdmit(Request& request) {
+  MeasureRoom();
+  const int32_t need = PagesFor(request.known()) - request.hint.depth() + tree_.EvictableOn(request.hint);
+  if (need > room_) return false;
+  if (prefilling_.empty() && decoding_.empty()) return true;
+  // A resumption needs a page more than it had, or it could be retracted again before it has made any progress.
+  const int32_t growth = std::max(GrowthPages(request), request.retractions > 0 ? 1 : 0);
+  return need + growth + growth_room_ <= room_;
+}
+
+bool Scheduler::AdmitNext(int32_t& budget) {
+  // The window: the first few that are not waiting for a prefix being computed, up to one that was overtaken often enough.
+  rows_scratch_.clear();
+  for (auto next = waiting_.begin(); next != waiting_.end() && rows_scratch_.size() < static_cast<size_t>(config_.hit_window);) {
+    Request& request = *next->second;
+    ++next;
+    if (ParkIfComputing(request)) continue;
+    rows_scratch_.push_back(&request);
+    if (request.overtaken >= config_.hit_window) break;
+  }
+  if (rows_scratch_.empty()) return false;
+  const auto best = std::max_element(rows_scratch_.begin(), rows_scratch_.end(),
+                                     [](const Request* a, const Request* b) { return a->hint.depth() < b->hint.depth(); });
+  auto chosen = best;
+  if (!CanAdmit(**best)) {
+    chosen = std::find_if(rows_scratch_.begin(), rows_scratch_.end(), [&](Request* request) { return CanAdmit(*request); });
+    if (chosen == rows_scratch_.end()) return false;
+  }
+  for (auto passed = rows_scratch_.begin(); passed != chosen; ++passed) ++(*passed)->overtaken;
+  Request& request = **chosen;
+  AdmitRequest(request);
+  budget -= PlanChunk(request, budget);
+  return true;
+}
+
+// REQUIRES: CanAdmit(request), a free slot.
+void Scheduler::AdmitRequest(Request& request) {
+  const int32_t depth = request.hint.depth();
+  room_ -= PagesFor(request.known()) - depth + tree_.EvictableOn(request.hint);
+  growth_room_ += GrowthPages(request);
+  waiting_.erase(request.order);
+
+  Residence residence{slots_.Take(), tree_.Pin(request.hint), {}};
+  const int32_t slot = residence.slot.id();
+  occupancy_[static_cast<size_t>(slot)] = ++admissions_;
+  index_scratch_.resize(static_cast<size_t>(depth));
+  PrefixTree::CopyPages(residence.prefix, index_scratch_.data());
+  for (int32_t index = 0; index < depth; ++index) plan_->AddDelta(slot, index, index_scratch_[static_cast<size_t>(index)]);
+
+  const auto full_pages = static_cast<int32_t>(request.hashes.size());
+  PrefixClaim claim = inflight_prefixes_.Claim(request.hashes, depth, full_pages);
+  request.computed = depth * page_size_;
+  request.hint = {};
+  request.new_in_slot = true;
+  if (request.cached_tokens < 0) {
+    request.cached_tokens = request.computed;
+    request.first_scheduled_us = now_us_;
+    totals_.prompt_tokens_queried += request.prompt_tokens;
+    totals_.prefix_hit_tokens += request.computed;
+  } else {
+    request.retracted_us += now_us_ - request.retracted_since_us;
+  }
+  prefilling_.emplace(request.order, &request);
+  Apply(request, Admit{std::move(residence), std::move(claim), request.known()});
+}
+
+}  // namespace tokenspeed

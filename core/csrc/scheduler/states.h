@@ -1,0 +1,87 @@
+// The states of a request. Each owns what a request holds while it is in that state, and nothing else, so that leaving a state
+// gives back what the next one does not keep.
+//
+//     Submitted --> Prefilling --> PrefillDone --> Decoding --> Finished
+//                    ^    |             |             |            ^
+//          (resume)  |    +-------------+--- abort ---+--> Aborting+   while a step of it is in flight
+//                 Retracted <---- page pressure ------+--> Draining+   finished while a later step is in flight
+//
+// docs/scheduler-states.md holds the whole table; it is printed from transitions.h by a test.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "cache/page_pool.h"
+#include "cache/prefix_tree.h"
+#include "scheduler/inflight_prefixes.h"
+#include "support/id_pool.h"
+
+namespace tokenspeed {
+
+struct SlotTag;
+using SlotPool = IdPool<SlotTag>;
+using SlotLease = IdLease<SlotTag>;
+
+enum class FinishReason : int32_t { kNone = 0, kStop = 1, kLength = 2, kFailed = 3, kAborted = 4 };
+
+// What a running request holds. Its page table is
+//
+//     index  0 .......... depth-1 | depth ...... pages()-1
+//            pinned in the tree   | tail: its own, not full yet or not advanced yet
+struct Residence {
+  SlotLease slot;
+  NodePin prefix;
+  std::vector<PageLease> tail;
+
+  [[nodiscard]] int32_t pages() const noexcept { return prefix.depth() + static_cast<int32_t>(tail.size()); }
+};
+
+// Waits for its first admission.
+struct Submitted {};
+// Its prompt (after a retraction: prompt and output so far) is being planned chunk by chunk, up to `target` tokens.
+struct Prefilling {
+  Residence residence;
+  PrefixClaim claim;
+  int32_t target;
+};
+// The last chunk is planned; its first token is not known yet.
+struct PrefillDone {
+  Residence residence;
+  PrefixClaim claim;
+};
+struct Decoding {
+  Residence residence;
+};
+// Finished for the client; a later step still uses its pages.
+struct Draining {
+  Residence residence;
+  FinishReason reason;
+};
+// Lost its pages to others; waits for its resumption.
+struct Retracted {};
+// Aborted; a step in flight still uses its pages.
+struct Aborting {
+  Residence residence;
+};
+struct Finished {
+  FinishReason reason;
+};
+
+using RequestState = std::variant<Submitted, Prefilling, PrefillDone, Decoding, Draining, Retracted, Aborting, Finished>;
+
+// In the order of the variant.
+enum class StateName : int32_t { kSubmitted, kPrefilling, kPrefillDone, kDecoding, kDraining, kRetracted, kAborting, kFinished };
+inline constexpr size_t kStateCount = std::variant_size_v<RequestState>;
+inline constexpr std::string_view kStateNames[kStateCount] = {"Submitted", "Prefilling", "PrefillDone", "Decoding",
+                                                              "Draining",  "Retracted",  "Aborting",    "Finished"};
+
+[[nodiscard]] inline StateName NameOf(const RequestState& state) noexcept { return static_cast<StateName>(state.index()); }
+
+// The residence of a state that has one, else nullptr.
+[[nodiscard]] Residence* ResidenceOf(RequestState& state) noexcept;
+
+}  // namespace tokenspeed
