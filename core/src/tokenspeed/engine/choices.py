@@ -20,8 +20,7 @@ from tokenspeed.plugins.specs import (
     KernelSpec,
     ModelSpec,
     PlatformSpec,
-    ReasoningParserSpec,
-    ToolParserSpec,
+    Spec,
 )
 from tokenspeed.types import KVLayout
 
@@ -126,8 +125,7 @@ def choose_model(host: PluginHost, model: ModelDescription, platform: str) -> Ch
     """The class for the model's architecture; the more specific of two wins."""
 
     def fits(spec: ModelSpec) -> str:
-        gguf = model.format == "gguf" and model.architecture in spec.gguf_architectures
-        if model.architecture not in spec.architectures and not gguf:
+        if model.architecture not in spec.architectures and model.gguf_architecture not in spec.gguf_architectures:
             return f"serves {', '.join(spec.architectures or spec.gguf_architectures)}"
         if spec.model_type is not None and spec.model_type != model.model_type:
             return f"serves model_type {spec.model_type}, not {model.model_type}"
@@ -135,7 +133,7 @@ def choose_model(host: PluginHost, model: ModelDescription, platform: str) -> Ch
 
     family = (model.model_type or model.architecture).replace("_", "-").lower()
     advice = (
-        f"no installed plugin serves architecture {model.architecture} ({model.path}). Plugins for models are named "
+        f"no installed plugin serves architecture {model.architecture} ({model.name}). Plugins for models are named "
         f"tokenspeed-plugin-models-FAMILY: try pip install tokenspeed-plugin-models-{family}"
     )
     if host.selection.only or host.selection.removed:
@@ -255,7 +253,7 @@ def _sharing_gate(spec: AttentionBackendSpec, other: Choice[AttentionBackendSpec
     return ""
 
 
-_P = TypeVar("_P", ToolParserSpec, ReasoningParserSpec)
+_P = TypeVar("_P", bound=Spec)
 
 
 def choose_parser(
@@ -274,7 +272,7 @@ def choose_parser(
     if asked != "auto":
         choice = select(what, candidates, flag=asked, flag_name=flag_name, active=host.active, excluded=host.broken)
         return choice, ""
-    if not any(wanted in (c.spec.name, c.name, *c.spec.aliases) for c in candidates):
+    if not any(wanted in (c.spec.name, c.name, *getattr(c.spec, "aliases", ())) for c in candidates):
         return None, (
             f"{what} {wanted}, which model {model.winner.name} uses, is not active, and what it would find stays text; "
             f"try pip install tokenspeed-plugin-parsers-{wanted}"

@@ -112,6 +112,11 @@ class KernelRegistry:
         self._chosen: dict[_Key, Callable[..., Any]] = {}
         check_overrides(self.overrides, contributions)
 
+    @property
+    def operations(self) -> list[str]:
+        """``family.mode`` of everything that has a candidate."""
+        return sorted(self._by_mode)
+
     def select(self, request: KernelQuery) -> Callable[..., Any]:
         """The kernel for a request, the same object for equal requests.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from tokenspeed.plugins.watchdog import LoadLimits, Watchdog
 __all__ = ["PluginHost", "PluginRecord", "innermost_cause"]
 
 BUILTIN_MODULE = "tokenspeed.builtin.plugin"
+CORE = "tokenspeed-core"
+PLUGIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def innermost_cause(error: BaseException) -> str:
@@ -157,7 +160,10 @@ class PluginHost:
         """In the order of names; where ``--plugins`` lists some, those first and then, again and again, what loaded ones need."""
         owners: dict[str, list[Found]] = {}
         for found in self.discovery.found:
-            owners.setdefault(found.name, []).append(found)
+            if found.name != BUILTIN:
+                owners.setdefault(found.name, []).append(found)
+            elif found.distribution != CORE:  # core's own entry point names what is loaded already
+                owners.setdefault(f"{found.distribution}:{BUILTIN}", []).append(found)
         wanted: dict[str, set[str]] = {name: set() for name in sorted(owners)}
         if self.selection.only:
             wanted = {name: set() for name in sorted(self.selection.named)}
@@ -166,7 +172,7 @@ class PluginHost:
             name = queue.pop(0)
             if name not in owners or name in self.selection.removed or name in self.records:
                 continue
-            record = self._load_one(owners[name], watchdog)
+            record = self._load_one(name, owners[name], watchdog)
             for needed in sorted({n for c in record.contributions if isinstance(c.spec, Spec) for n in c.spec.needs}):
                 wanted.setdefault(needed, set()).add(name)
                 queue.append(needed)
@@ -176,13 +182,13 @@ class PluginHost:
             self.records[name].needed_by = tuple(sorted(wanted.get(name, ())))
         self._admit()
 
-    def _load_one(self, owners: Sequence[Found], watchdog: Watchdog) -> PluginRecord:
-        if len(owners) == 1:
+    def _load_one(self, key: str, owners: Sequence[Found], watchdog: Watchdog) -> PluginRecord:
+        fault = _claim_fault(owners)
+        if not fault:
             return self._load(owners[0], watchdog)
         record = _record(owners[0], self.selection)
-        claims = " and ".join(f"{found.distribution} {found.version} ({found.value})" for found in owners)
-        record.status, record.cause = "broken", f"the plugin name {record.name!r} is claimed by {claims}; uninstall one"
-        self.records[record.name] = record
+        record.status, record.cause = "broken", fault
+        self.records[key] = record
         return record
 
     def _load(self, found: Found, watchdog: Watchdog) -> PluginRecord:
@@ -274,6 +280,19 @@ def _record(found: Found, selection: Selection) -> PluginRecord:
         first_party=found.first_party,
         named=found.name in selection.named,
     )
+
+
+def _claim_fault(owners: Sequence[Found]) -> str:
+    """Why none of the distributions that use one plugin name can have it, or an empty string."""
+    name = owners[0].name
+    if name == BUILTIN:
+        return f"distribution {owners[0].distribution} claims the name of the built-in plugin; uninstall it"
+    if not PLUGIN_NAME.fullmatch(name):
+        return f"plugin name {name!r} of {owners[0].distribution} is not made of letters, digits, '.', '_' and '-'"
+    if len(owners) > 1:
+        claims = " and ".join(f"{found.distribution} {found.version} ({found.value})" for found in owners)
+        return f"the plugin name {name!r} is claimed by {claims}; uninstall one"
+    return ""
 
 
 def _import(found: Found) -> Any:

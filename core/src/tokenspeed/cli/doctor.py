@@ -1,0 +1,103 @@
+"""What ``tokenspeed plugins doctor`` looks for: everything that would keep a contribution from being used, and what plugins say themselves."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tokenspeed.cli.main import COMMANDS
+from tokenspeed.plugins.dispatch import EventCalls
+from tokenspeed.plugins.manager import PluginHost
+from tokenspeed.plugins.options import resolve_options
+from tokenspeed.plugins.registry import Contribution, spec_key
+from tokenspeed.plugins.requirements import missing_requirements
+from tokenspeed.plugins.specs import CommandSpec, Spec
+
+__all__ = ["examine"]
+
+Finding = dict[str, str]
+
+
+def _finding(status: str, plugin: str, what: str, advice: str = "") -> Finding:
+    return {"status": status, "plugin": plugin, "what": what, "advice": advice}
+
+
+def examine(host: PluginHost, given: Mapping[str, str], only: str | None = None) -> list[Finding]:
+    """All findings, those of ``only`` where it is given. ``status`` is ``ok``, ``warning`` or ``error``."""
+    findings = [*_broken(host), *_shadowed(host), *_contributions(host), *_collisions(host), *_own(host, given)]
+    faulty = {finding["plugin"] for finding in findings}
+    findings += [_finding("ok", name, "loaded") for name in host.active if name not in faulty]
+    return [finding for finding in findings if only in (None, finding["plugin"])]
+
+
+def _broken(host: PluginHost) -> Iterator[Finding]:
+    for name, cause in host.broken:
+        record = host.records[name]
+        yield _finding("error", name, cause, f"upgrade, repair or uninstall {record.distribution} {record.version}")
+
+
+def _shadowed(host: PluginHost) -> Iterator[Finding]:
+    names = {found.distribution: found.name for found in host.discovery.found}
+    for copy in host.discovery.shadowed:
+        yield _finding(
+            "warning",
+            names.get(copy.distribution, copy.distribution),
+            f"{copy.distribution} {copy.version} in {copy.location} is never used: {copy.by} comes first",
+            "uninstall the copy that is not wanted",
+        )
+
+
+def _contributions(host: PluginHost) -> Iterator[Finding]:
+    for name in host.active:
+        for c in host.records[name].contributions:
+            spec = c.spec
+            if not isinstance(spec, (Spec, CommandSpec)):
+                continue
+            label = f"{spec.KIND} {spec_key(spec)}"
+            if c.off:
+                yield _finding("warning", name, f"{label} is off: {c.off}")
+            if isinstance(spec, Spec):
+                for phrase in missing_requirements(spec.requires):
+                    yield _finding("warning", name, f"{label} {phrase}", "install what it requires, or ignore it")
+                for needed in spec.needs:
+                    if needed not in host.active:
+                        yield _finding("warning", name, f"{label} needs plugin {needed}, which is not active")
+            elif spec.name in COMMANDS:
+                yield _finding("error", name, f"{label} has the name of a built-in command and cannot be reached")
+            fault = _missing_module(spec.target.partition(":")[0])
+            if fault:
+                yield _finding("error", name, f"{label}: {fault}", "the plugin is incomplete; reinstall it")
+
+
+def _missing_module(module: str) -> str:
+    """Whether a target's module can be found; it is not imported (its parent package is)."""
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except Exception as error:
+        return f"module {module} cannot be looked for: {type(error).__name__}: {error}"
+    return "" if found else f"there is no module {module}"
+
+
+def _collisions(host: PluginHost) -> Iterator[Finding]:
+    owners: dict[tuple[str, str], list[Contribution[Any]]] = defaultdict(list)
+    for name in host.active:
+        for c in host.records[name].contributions:
+            if isinstance(c.spec, (Spec, CommandSpec)) and c.spec.KIND != "model":
+                for key in (spec_key(c.spec), *getattr(c.spec, "aliases", ())):
+                    owners[c.spec.KIND, key].append(c)
+    for (kind, key), claims in sorted(owners.items()):
+        if len({c.plugin for c in claims}) > 1:
+            names = " and ".join(c.name for c in claims)
+            for c in claims:
+                yield _finding(
+                    "warning", c.plugin, f"{kind} {key} belongs to {names}", "write the one you mean in full"
+                )
+
+
+def _own(host: PluginHost, given: Mapping[str, str]) -> Iterator[Finding]:
+    options = resolve_options(host.registry.specs("option"), given, host.records)
+    for name, findings in EventCalls(host.manager, host.active, options=options).doctor().items():
+        for finding in findings:
+            yield _finding(finding.status, name, finding.what, finding.advice)

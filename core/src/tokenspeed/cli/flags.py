@@ -1,0 +1,394 @@
+"""The table of flags: every setting of ``EngineConfig``, ``ServingConfig`` and ``ParallelConfig`` under the names that vLLM and upstream use.
+
+A flag's text is read by the same function whether it comes from the command line or a config file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ENGINE_FLAGS", "REFUSED", "SERVING_FLAGS", "Flag", "Refusal"]
+
+
+def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
+    """Reads a whole number within bounds."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a whole number") from None
+        if value < minimum:
+            raise ValueError(f"{value} is below {minimum}")
+        if maximum is not None and value > maximum:
+            raise ValueError(f"{value} is above {maximum}")
+        return value
+
+    return read
+
+
+def number(minimum: float, maximum: float | None = None, *, above: bool = False) -> Callable[[str], float]:
+    """Reads a finite number within bounds; ``above`` excludes the lower one."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number") from None
+        if not math.isfinite(value) or value < minimum or (above and value == minimum):
+            raise ValueError(f"{text} must be {'above' if above else 'at least'} {minimum:g}")
+        if maximum is not None and value > maximum:
+            raise ValueError(f"{text} is above {maximum:g}")
+        return value
+
+    return read
+
+
+def size_in_bytes(text: str) -> int:
+    """Reads bytes: ``1073741824`` or ``1G`` (K, M, G, T in powers of 1024)."""
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    digits, shift = (text[:-1], units[text[-1:].upper()]) if text[-1:].upper() in units else (text, 0)
+    return count(1)(digits) << shift
+
+
+def or_none(text: str) -> str | None:
+    """Reads a name; ``none`` switches off."""
+    return None if text == "none" else text
+
+
+def dtype(text: str) -> str:
+    """Reads a dtype by its long name, or by vLLM's ``half`` and ``float``."""
+    return {"half": "float16", "float": "float32"}.get(text, text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One setting.
+
+    Attributes:
+        name: without the dashes; the field of the config has the same name with underscores.
+        aliases: further spellings, with their dashes.
+        read: turns text into the value, or raises ``ValueError`` with a phrase.
+        default: what happens when it is left out, where the field's default does not say it.
+        boolean: ``--name`` and ``--no-name``; many: takes several values; parallel: a field of ``ParallelConfig``.
+    """
+
+    name: str
+    group: str
+    help: str
+    aliases: tuple[str, ...] = ()
+    read: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
+    metavar: str = "NAME"
+    default: str = ""
+    boolean: bool = False
+    many: bool = False
+    parallel: bool = False
+
+    @property
+    def field(self) -> str:
+        """Name of the config's field."""
+        return self.name.replace("-", "_")
+
+
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
+_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+ENGINE_FLAGS: tuple[Flag, ...] = (
+    Flag(
+        name="tokenizer",
+        group="model",
+        help="directory or file of the tokenizer",
+        metavar="PATH",
+        default="the model's own",
+    ),
+    Flag(
+        name="load-format",
+        group="model",
+        help="format of the weights; dummy makes random ones",
+        choices=("auto", "safetensors", "gguf", "dummy"),
+    ),
+    Flag(name="dtype", group="model", help="element type of weights and activations", choices=_DTYPES, read=dtype),
+    Flag(name="kv-cache-dtype", group="model", help="element type of the KV cache", choices=_DTYPES, read=dtype),
+    Flag(
+        name="max-model-len",
+        group="model",
+        help="tokens of prompt plus output of one request",
+        read=count(1),
+        metavar="N",
+        default="the model's own",
+    ),
+    Flag(
+        name="trust-remote-code",
+        group="model",
+        help="accepted for compatibility: no code from a checkpoint is ever run",
+        boolean=True,
+    ),
+    Flag(
+        name="skip-tokenizer-init",
+        group="model",
+        help="take and return token ids only; no tokenizer is loaded",
+        boolean=True,
+    ),
+    Flag(name="seed", group="model", help="seeds requests that bring none", read=count(0, 2**63 - 1), metavar="N"),
+    Flag(name="device", group="device", help="device type, for example cpu or cuda", metavar="TYPE"),
+    Flag(
+        name="num-threads",
+        group="device",
+        help="CPU threads of one engine process",
+        read=count(0),
+        metavar="N",
+        default="0, the platform decides",
+    ),
+    Flag(
+        name="enforce-eager",
+        group="device",
+        help="run without captured graphs, on platforms that have them",
+        boolean=True,
+    ),
+    Flag(
+        name="cudagraph-capture-sizes",
+        group="device",
+        help="numbers of rows to capture graphs for",
+        read=count(1),
+        metavar="N",
+        many=True,
+        default="the platform decides",
+    ),
+    Flag(
+        name="gpu-memory-utilization",
+        group="memory",
+        help="share of device memory for weights, graphs and KV together",
+        read=number(0, 1, above=True),
+        metavar="SHARE",
+    ),
+    Flag(
+        name="max-total-tokens",
+        group="memory",
+        help="tokens of the KV pool",
+        read=count(1),
+        metavar="N",
+        default="sized from memory",
+    ),
+    Flag(
+        name="kv-cache-memory-bytes",
+        group="memory",
+        help="memory of the KV pool, for example 4G",
+        read=size_in_bytes,
+        metavar="BYTES",
+        default="the platform decides",
+    ),
+    Flag(
+        name="block-size",
+        group="memory",
+        aliases=("--page-size",),
+        help="tokens of a KV page",
+        read=count(1),
+        metavar="N",
+        default="the attention backend decides",
+    ),
+    Flag(name="enable-prefix-caching", group="memory", help="reuse KV of shared prefixes", boolean=True),
+    Flag(
+        name="max-num-seqs",
+        group="scheduling",
+        help="rows of one step",
+        read=count(1),
+        metavar="N",
+        default="the platform decides",
+    ),
+    Flag(
+        name="chunked-prefill-size",
+        group="scheduling",
+        aliases=("--max-num-batched-tokens",),
+        help="token budget of one step",
+        read=count(1),
+        metavar="N",
+        default="the platform decides",
+    ),
+    Flag(
+        name="max-step-ms",
+        group="scheduling",
+        help="bound on the predicted length of a step while decodes run; 0 is off",
+        read=number(0),
+        metavar="MS",
+    ),
+    Flag(
+        name="disable-overlap-schedule",
+        group="scheduling",
+        help="plan a step only after the results of the one before; --no-disable-overlap-schedule switches overlap on",
+        boolean=True,
+        default="the platform decides",
+    ),
+    Flag(
+        name="attention-backend",
+        group="plugins",
+        help="attention backend of both phases",
+        default="chosen automatically",
+    ),
+    Flag(
+        name="prefill-attention-backend",
+        group="plugins",
+        help="attention backend of prefill",
+        default="as --attention-backend",
+    ),
+    Flag(
+        name="decode-attention-backend",
+        group="plugins",
+        help="attention backend of decode",
+        default="as --attention-backend",
+    ),
+    Flag(
+        name="tensor-parallel-size",
+        group="parallel",
+        aliases=("-tp", "--tp-size"),
+        help="engine processes that share each layer",
+        read=count(1),
+        metavar="N",
+        parallel=True,
+    ),
+    Flag(
+        name="attn-tp-size",
+        group="parallel",
+        help="processes that share attention; only the tensor parallel size works",
+        read=count(1),
+        metavar="N",
+        default="--tensor-parallel-size",
+        parallel=True,
+    ),
+    Flag(
+        name="dense-tp-size",
+        group="parallel",
+        help="processes that share dense layers; only the tensor parallel size works",
+        read=count(1),
+        metavar="N",
+        default="--tensor-parallel-size",
+        parallel=True,
+    ),
+    Flag(
+        name="moe-tp-size",
+        group="parallel",
+        help="processes that share experts; only the tensor parallel size works",
+        read=count(1),
+        metavar="N",
+        default="--tensor-parallel-size",
+        parallel=True,
+    ),
+    Flag(
+        name="world-size",
+        group="parallel",
+        help="engine processes in all; only the tensor parallel size works",
+        read=count(1),
+        metavar="N",
+        default="--tensor-parallel-size",
+        parallel=True,
+    ),
+)
+
+SERVING_FLAGS: tuple[Flag, ...] = (
+    Flag(name="host", group="server", help="address to listen on", metavar="ADDRESS"),
+    Flag(name="port", group="server", help="port of the API; 0 takes a free one", read=count(0, 65535), metavar="N"),
+    Flag(name="control-host", group="server", help="address of the control routes", metavar="ADDRESS"),
+    Flag(
+        name="control-port",
+        group="server",
+        help="port of the control routes",
+        read=count(0, 65535),
+        metavar="N",
+        default="--port + 1",
+    ),
+    Flag(
+        name="api-key",
+        group="server",
+        help="keys, one of which every request must carry; also TOKENSPEED_API_KEY",
+        metavar="KEY",
+        many=True,
+        default="no key",
+    ),
+    Flag(
+        name="chat-template",
+        group="server",
+        help="file of a chat template that replaces the model's",
+        metavar="FILE",
+        default="the model's own",
+    ),
+    Flag(
+        name="tool-call-parser",
+        group="plugins",
+        help="tool-call parser; auto takes the model's, none leaves calls in the text",
+        read=or_none,
+    ),
+    Flag(
+        name="reasoning-parser",
+        group="plugins",
+        help="reasoning parser; auto takes the model's, none leaves thinking in the text",
+        read=or_none,
+    ),
+    Flag(name="enable-log-requests", group="logging", help="log each request as it arrives", boolean=True),
+    Flag(
+        name="enable-log-request-stats", group="logging", help="log what each request cost when it ends", boolean=True
+    ),
+    Flag(name="log-level", group="logging", help="level of the server's log", choices=_LOG_LEVELS),
+    Flag(name="uvicorn-log-level", group="logging", help="level of the HTTP server's log", choices=_LOG_LEVELS),
+    Flag(
+        name="drain-timeout-s",
+        group="server",
+        help="seconds that SIGTERM waits for running requests",
+        read=number(0),
+        metavar="S",
+    ),
+    Flag(
+        name="max-body-bytes",
+        group="server",
+        help="larger request bodies are answered 413",
+        read=size_in_bytes,
+        metavar="BYTES",
+    ),
+    Flag(
+        name="max-pending-requests",
+        group="server",
+        help="requests beyond this many are answered 503; 0 is unlimited",
+        read=count(0),
+        metavar="N",
+    ),
+    Flag(
+        name="max-logprobs", group="server", help="most top logprobs a request may ask for", read=count(0), metavar="N"
+    ),
+    Flag(name="max-n", group="server", help="most choices a request may ask for", read=count(1), metavar="N"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A flag of vLLM or upstream that has no counterpart here: ``accepted`` values change nothing, every other one is refused with ``reason``."""
+
+    flags: tuple[str, ...]
+    reason: str
+    accepted: tuple[str, ...] = ()
+    takes_value: bool = True
+
+
+_PARALLEL = "this kind of parallelism is not available; --tensor-parallel-size is"
+
+REFUSED: tuple[Refusal, ...] = (
+    Refusal(flags=("--pipeline-parallel-size", "-pp", "--pp-size"), reason=_PARALLEL, accepted=("1",)),
+    Refusal(flags=("--data-parallel-size", "-dp", "--dp-size", "--attn-dp-size"), reason=_PARALLEL, accepted=("1",)),
+    Refusal(flags=("--expert-parallel-size", "--ep-size", "--moe-ep-size"), reason=_PARALLEL, accepted=("1",)),
+    Refusal(flags=("--enable-expert-parallel",), reason=_PARALLEL, takes_value=False),
+    Refusal(
+        flags=("--prefill-context-parallel-size", "--decode-context-parallel-size", "--cp-size"),
+        reason=_PARALLEL,
+        accepted=("1",),
+    ),
+    Refusal(flags=("--nnodes",), reason="one host runs all engine processes", accepted=("1",)),
+    Refusal(flags=("--node-rank",), reason="one host runs all engine processes", accepted=("0",)),
+    Refusal(flags=("--quantization", "-q"), reason="the format of the weights decides how they are loaded"),
+    Refusal(
+        flags=("--enable-auto-tool-choice",),
+        reason="tool calls are found whenever a tool parser is chosen: leave it out",
+        takes_value=False,
+    ),
+    Refusal(flags=("--model", "--model-path"), reason="give the model as the first argument: tokenspeed serve MODEL"),
+)

@@ -1,0 +1,149 @@
+"""``tokenspeed kernels``: list kernels, and explain which one an operation gets. Needs no device and no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from tokenspeed.cli.arguments import add_plugin_arguments, plugin_settings
+from tokenspeed.cli.table import columns
+from tokenspeed.errors import ConfigError
+from tokenspeed.interfaces.kernel import OBJECTIVES, KernelRequest
+from tokenspeed.plugins.kernel_select import KernelRegistry
+from tokenspeed.plugins.manager import PluginHost
+from tokenspeed.plugins.registry import Contribution
+from tokenspeed.plugins.specs import KernelSpec
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the sub-commands."""
+    commands = parser.add_subparsers(dest="kernels_command", metavar="COMMAND", required=True)
+    listing = commands.add_parser("list", help="every kernel of every active plugin", allow_abbrev=False)
+    listing.add_argument("operation", nargs="?", metavar="FAMILY[.MODE]", help="only these")
+    explain = commands.add_parser(
+        "explain", help="which kernel an operation gets, and the gate that refused each other", allow_abbrev=False
+    )
+    explain.add_argument("operation", metavar="FAMILY.MODE")
+    explain.add_argument(
+        "--dtype", default="fp32", metavar="NAME", help="short name: fp32, bf16, fp16 (default: %(default)s)"
+    )
+    explain.add_argument("--layout", default="", choices=("", "NHD", "HND"), help="KV layout, where one is involved")
+    explain.add_argument(
+        "--feature", action="append", default=[], metavar="NAME", help="an ability the caller needs; may be given again"
+    )
+    explain.add_argument(
+        "--shape", action="append", default=[], metavar="NAME=N", help="a size the caller knows; may be given again"
+    )
+    explain.add_argument("--objective", default="latency", choices=OBJECTIVES, help="default: %(default)s")
+    explain.add_argument(
+        "--platform",
+        default="cpu",
+        metavar="NAME",
+        help="platform to choose for; need not be present (default: %(default)s)",
+    )
+    explain.add_argument("--capability", default="", metavar="X.Y", help="its device's capability, for example 9.0")
+    explain.add_argument("--solution", default=None, metavar="NAME", help="as with --kernel FAMILY.MODE=NAME")
+    for command in (listing, explain):
+        add_plugin_arguments(command)
+        command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a sub-command; ``explain`` returns 1 when no kernel fits."""
+    text, _, source = plugin_settings(args)
+    host = PluginHost.load(text, source=source)
+    kernels = host.registry.specs("kernel")
+    return _list(kernels, args) if args.kernels_command == "list" else _explain(host, kernels, args)
+
+
+def _list(kernels: list[Contribution[KernelSpec]], args: argparse.Namespace) -> int:
+    wanted = args.operation or ""
+    chosen = [c for c in kernels if wanted in ("", c.spec.family, f"{c.spec.family}.{c.spec.mode}")]
+    if not chosen:
+        raise ConfigError(f"no active plugin has a kernel for {wanted or 'anything'}")
+    chosen.sort(key=lambda c: (c.spec.family, c.spec.mode, -c.priority, c.name))
+    if args.json:
+        print(json.dumps([_plain(c) for c in chosen], indent=2))
+        return 0
+    rows = [
+        (
+            f"{c.spec.family}.{c.spec.mode}",
+            c.name,
+            c.priority.name,
+            ",".join(c.spec.platforms) or "any",
+            ",".join(c.spec.dtypes) or "any",
+            ",".join(sorted(c.spec.features)),
+        )
+        for c in chosen
+    ]
+    print(columns(("OPERATION", "KERNEL", "PRIORITY", "PLATFORMS", "DTYPES", "FEATURES"), rows))
+    return 0
+
+
+def _plain(c: Contribution[KernelSpec]) -> dict[str, Any]:
+    spec = c.spec
+    return {
+        "operation": f"{spec.family}.{spec.mode}",
+        "name": c.name,
+        "target": spec.target,
+        "priority": c.priority.name,
+        "platforms": list(spec.platforms),
+        "capability": [list(bound) for bound in spec.capability] if spec.capability else None,
+        "dtypes": list(spec.dtypes),
+        "layouts": list(spec.layouts),
+        "features": sorted(spec.features),
+        "traits": [list(trait) for trait in spec.traits],
+        "objectives": list(spec.objectives),
+        "off": c.off,
+    }
+
+
+def _explain(host: PluginHost, kernels: list[Contribution[KernelSpec]], args: argparse.Namespace) -> int:
+    family, dot, mode = args.operation.partition(".")
+    if not dot or not mode:
+        raise ConfigError(f"kernels explain {args.operation}: write FAMILY.MODE, for example norm.rms_norm")
+    request = KernelRequest(
+        family=family,
+        mode=mode,
+        dtype=args.dtype,
+        layout=args.layout,
+        features=frozenset(args.feature),
+        shape=_shape(args.shape),
+        objective=args.objective,
+    )
+    registry = KernelRegistry(
+        kernels,
+        platform_name=args.platform,
+        capability=_capability(args.capability),
+        overrides={args.operation: args.solution} if args.solution else {},
+        active=host.active,
+    )
+    if args.operation not in registry.operations:
+        registry.choose(request)  # raises, naming the nearest
+    candidates = registry.explain(request)
+    found = any(not gate for _, gate in candidates)
+    if args.json:
+        print(json.dumps([{"name": name, "gate": gate} for name, gate in candidates], indent=2))
+    else:
+        print(columns(("KERNEL", "OUTCOME"), [(name, gate or "chosen") for name, gate in candidates]))
+    return 0 if found else 1
+
+
+def _shape(items: list[str]) -> dict[str, int]:
+    shape = {}
+    for item in items:
+        name, equals, size = item.partition("=")
+        if not equals or not size.isdigit():
+            raise ConfigError(f"--shape {item}: write NAME=N, for example head_dim=64")
+        shape[name] = int(size)
+    return shape
+
+
+def _capability(text: str) -> tuple[int, ...]:
+    parts = text.split(".") if text else []
+    if not all(part.isdigit() for part in parts):
+        raise ConfigError(f"--capability {text}: write numbers with dots, for example 9.0")
+    return tuple(int(part) for part in parts)
