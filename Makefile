@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test test-python test-cpp test-slow lint format bench docs build clean
+.PHONY: help install serve test test-python test-cpp test-cpp-sanitized test-slow lint format bench docs build clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -28,7 +28,7 @@ CORE_FILES := core/pyproject.toml $(shell find core -name CMakeLists.txt -o -pat
 PLUGIN_FILES := $(addsuffix /pyproject.toml,$(PLUGINS)) $(shell find plugins -name CMakeLists.txt -o -path '*/csrc/*' -type f 2>/dev/null)
 
 help: ## List the tasks
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
 
 # ---- environment
 
@@ -78,11 +78,19 @@ serve: $(STAMPS)/plugins $(STAMPS)/model ## SmolLM2-135M-Instruct on port 8000 (
 
 test: test-cpp test-python ## All tests but the slow ones, C++ and Python
 
-test-cpp: $(STAMPS)/build-tools ## GoogleTest suites of the scheduler and the cache
+# $(call cpp_tests,FOLDER,BUILD_TYPE,FURTHER_CMAKE_FLAGS): configure, build and run the GoogleTest suites.
+define cpp_tests
 	@mkdir -p build
-	@cmake -S core -B build/cpp -G Ninja -DCMAKE_BUILD_TYPE=Release -DTOKENSPEED_BUILD_TESTS=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >build/cpp-configure.log 2>&1 || { cat build/cpp-configure.log; exit 1; }
-	@cmake --build build/cpp -j $(JOBS)
-	@ctest --test-dir build/cpp --output-on-failure -j $(JOBS)
+	@cmake -S core -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=$(2) -DTOKENSPEED_TESTS=ON -DTOKENSPEED_BINDINGS=OFF $(3) >$(1)-configure.log 2>&1 || { cat $(1)-configure.log; exit 1; }
+	@cmake --build $(1) -j $(JOBS)
+	@ctest --test-dir $(1) --output-on-failure -j $(JOBS)
+endef
+
+test-cpp: $(STAMPS)/build-tools ## GoogleTest suites of the scheduler and the cache
+	$(call cpp_tests,build/cpp,Release,)
+
+test-cpp-sanitized: $(STAMPS)/build-tools ## The same under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call cpp_tests,build/cpp-sanitized,RelWithDebInfo,-DTOKENSPEED_SANITIZE=ON)
 
 test-python: $(STAMPS)/dev $(STAMPS)/model ## pytest over core, plugins and tests (ARGS="-k name")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
