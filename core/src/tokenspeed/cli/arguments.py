@@ -9,7 +9,7 @@ import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -53,6 +53,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        """One line and the way to the help, instead of a screen of usage."""
+        self.exit(2, f"{self.prog}: {message}\nsee {self.prog} --help\n")
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:
         """``parse_args`` that hints at the nearest flag before it exits with code 2."""
@@ -156,6 +160,7 @@ def add_plugin_arguments(parser: argparse.ArgumentParser, group: Any = None) -> 
 def add_engine_arguments(parser: argparse.ArgumentParser, *, model: bool = True) -> dict[str, Any]:
     """Everything of ``EngineConfig``; ``model`` adds the positional MODEL. Returns the argument groups by key, for more flags in them."""
     if model:
+        parser.usage = "%(prog)s MODEL [options]"
         parser.add_argument(
             "model",
             nargs="?",

@@ -21,10 +21,10 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands."""
     commands = parser.add_subparsers(dest="kernels_command", metavar="COMMAND", required=True)
-    listing = commands.add_parser("list", help="every kernel of every active plugin", allow_abbrev=False)
+    listing = commands.add_parser("list", help="every kernel of every active plugin")
     listing.add_argument("operation", nargs="?", metavar="FAMILY[.MODE]", help="only these")
     explain = commands.add_parser(
-        "explain", help="which kernel an operation gets, and the gate that refused each other", allow_abbrev=False
+        "explain", help="which kernel an operation gets, and the gate that refused each other"
     )
     explain.add_argument("operation", metavar="FAMILY.MODE")
     explain.add_argument(

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenspeed import __version__
 from tokenspeed.cli.arguments import Parser
@@ -68,8 +68,9 @@ def _run(args: list[str]) -> int:
         return 0  # pragma: no cover  parse_args leaves after --help and --version
     at = args.index(name)
     configure_logging(top.parse(args[:at]).log_level)
-    module = _command_module(name)
-    parser = Parser(prog=f"tokenspeed {name}", description=(module.__doc__ or "").strip().splitlines()[0])
+    target, text = _command(name)
+    module = importlib.import_module(target)
+    parser = Parser(prog=f"tokenspeed {name}", description=f"{text[:1].upper()}{text[1:]}.")
     module.add_arguments(parser)
     code: int = module.run(parser.parse(args[at + 1 :]))
     return code
@@ -125,25 +126,22 @@ def _load_plugins() -> PluginHost:
     return PluginHost.load(os.environ.get("TOKENSPEED_PLUGINS", ""), source="TOKENSPEED_PLUGINS", strict=False)
 
 
-def _command_module(name: str) -> Any:
-    """The module of a built-in command, or of a plugin's.
+def _command(name: str) -> tuple[str, str]:
+    """Module and purpose of a built-in command, or of a plugin's.
 
     Raises:
         ConfigError: there is none (the nearest is named), or two plugins own the name.
     """
     if name in COMMANDS:
-        return importlib.import_module(COMMANDS[name][0])
+        return COMMANDS[name]
     host = _load_plugins()
     commands = _plugin_commands(host)
     owners = [c for c in commands if name in (c.spec.name, c.name)]
     if len(owners) > 1:
-        raise ConfigError(
-            f"command {name} belongs to more than one plugin; write {' or '.join(c.name for c in owners)}"
-        )
+        names = " or ".join(c.name for c in owners)
+        raise ConfigError(f"command {name} belongs to more than one plugin; write {names}")
     if not owners:
         known = [*COMMANDS, *(c.spec.name for c in commands)]
-        broken = "".join(
-            f"\nplugin {plugin} is broken and may have offered it: {cause}" for plugin, cause in host.broken
-        )
+        broken = "".join(f"\nplugin {name} is broken and may have offered it: {cause}" for name, cause in host.broken)
         raise ConfigError(f"no command {name!r}{did_you_mean(name, known)}; commands: {', '.join(known)}{broken}")
-    return importlib.import_module(owners[0].spec.target)
+    return owners[0].spec.target, owners[0].spec.help

@@ -26,10 +26,10 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands."""
     commands = parser.add_subparsers(dest="plugins_command", metavar="COMMAND", required=True)
-    listing = commands.add_parser("list", help="every installed plugin and its state", allow_abbrev=False)
-    show = commands.add_parser("show", help="one plugin: contributions, options, where it is", allow_abbrev=False)
+    listing = commands.add_parser("list", help="every installed plugin and its state")
+    show = commands.add_parser("show", help="one plugin: contributions, options, where it is")
     show.add_argument("name", metavar="PLUGIN")
-    doctor = commands.add_parser("doctor", help="check plugins and their surroundings", allow_abbrev=False)
+    doctor = commands.add_parser("doctor", help="check plugins and their surroundings")
     doctor.add_argument("name", nargs="?", metavar="PLUGIN", help="check only this one")
     for command in (listing, show, doctor):
         add_plugin_arguments(command)

@@ -25,7 +25,9 @@ FIRST_PARTY = frozenset(
     {
         "tokenspeed-core",
         "tokenspeed-plugin-attention-sdpa",
+        "tokenspeed-plugin-attention-triton",
         "tokenspeed-plugin-kernels-cpu",
+        "tokenspeed-plugin-kernels-triton",
         "tokenspeed-plugin-models-llama",
         "tokenspeed-plugin-parsers-hermes",
     }
