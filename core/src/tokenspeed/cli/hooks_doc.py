@@ -79,7 +79,7 @@ def _registration(hook: Any) -> str:
     text = f"### `{hook.__name__}() -> list[{cls.__name__}]`\n\n{_doc(hook)}"
     if contract:
         text += f" The target implements `tokenspeed/{contract}` (API {getattr(cls, 'API', 1)})."
-    return f"{text}\n\n{_fields(cls, '')}"
+    return f"{text}\n\n{_fields(cls)}"
 
 
 def _event(hook: Any) -> str:
