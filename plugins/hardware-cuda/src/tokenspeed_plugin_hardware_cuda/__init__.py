@@ -1,0 +1,1 @@
+"""NVIDIA GPUs for TokenSpeed. Import the modules by name; ``plugin`` imports none of them."""
