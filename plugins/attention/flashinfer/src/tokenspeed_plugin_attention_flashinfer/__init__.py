@@ -1,0 +1,1 @@
+"""FlashInfer attention for TokenSpeed. Import the modules by name; ``plugin`` imports none of them."""

@@ -1,0 +1,37 @@
+"""Attention backend ``flashinfer``."""
+
+from __future__ import annotations
+
+from tokenspeed.plugins import AttentionBackendSpec, AttentionSupport, OptionSpec, Priority, hookimpl
+
+
+@hookimpl
+def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
+    """The one backend of this plugin."""
+    return [
+        AttentionBackendSpec(
+            name="flashinfer",
+            target="tokenspeed_plugin_attention_flashinfer.backend:FlashInferBackend",
+            priority=Priority.PERFORMANT,
+            platforms=("cuda",),
+            requires=("flashinfer-python>=0.6",),
+            supports=AttentionSupport(
+                kinds=("mha", "gqa"),
+                dtypes=("bf16", "fp16"),
+                head_dims=(64, 128, 256),
+                layouts=("HND", "NHD"),
+                page_sizes=(64, 32, 16, 128),
+            ),
+            description="paged prefill (FlashAttention 3 on Hopper) and paged decode",
+        )
+    ]
+
+
+@hookimpl
+def tokenspeed_options() -> list[OptionSpec]:
+    """Workspace size."""
+    return [
+        OptionSpec(
+            name="workspace_mb", type=int, default=256, minimum=32, help="scratch memory in MiB for split-KV partial results"
+        )
+    ]
