@@ -1,0 +1,139 @@
+"""``tokenspeed serve MODEL``: the server process and the engine processes behind it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenspeed.cli.arguments import add_engine_arguments, add_serving_arguments, engine_config, serving_config
+from tokenspeed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenspeed.config import ServingConfig
+    from tokenspeed.engine.assembly import Assembly
+    from tokenspeed.engine.launch import EngineHandle
+    from tokenspeed.serving.server import Sockets
+    from tokenspeed.serving.tokenizer import Tokenizer
+
+__all__ = ["add_arguments", "make_tokenizer", "run"]
+
+_log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of the engine and of the server."""
+    add_serving_arguments(parser, add_engine_arguments(parser))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal or the engine's end. The ports are taken first, so that a conflict shows before anything is loaded."""
+    engine, serving = engine_config(args), serving_config(args)
+    from tokenspeed.cli.logs import configure_logging
+    from tokenspeed.serving.server import bind_sockets
+
+    configure_logging(serving.log_level)
+    sockets = bind_sockets(serving)
+    try:
+        from tokenspeed.engine.assembly import assemble
+        from tokenspeed.engine.launch import launch
+        from tokenspeed.weights.describe import describe_model
+
+        description = describe_model(engine.model, engine.load_format)
+        assembly = assemble(
+            engine, description, tool_call_parser=serving.tool_call_parser, reasoning_parser=serving.reasoning_parser
+        )
+        print(assembly.explain(), flush=True)
+        with launch(assembly, log_level=serving.log_level.upper()) as handle:
+            tokenizer = make_tokenizer(
+                engine.tokenizer or description.tokenizer_path, chat_template=serving.chat_template
+            )
+            code = _serve(assembly, serving, sockets, handle, tokenizer)
+            handle.wait(5.0)
+            return code
+    finally:
+        sockets.close()
+
+
+def make_tokenizer(path: str, *, chat_template: str | None = None) -> Tokenizer:
+    """The tokenizer of a model.
+
+    Args:
+        path: directory with ``tokenizer.json``, GGUF file, or ``toy``.
+        chat_template: file of a template that replaces the model's.
+
+    Raises:
+        ConfigError: the template file cannot be read. ModelError: the tokenizer cannot be read.
+    """
+    from tokenspeed.serving.tokenizer import HFTokenizer, load_tokenizer
+    from tokenspeed.weights.toy import TOY_CHAT_TEMPLATE, TOY_NAME, TOY_SPECIAL, build_toy_tokenizer
+
+    template = _read_template(chat_template)
+    if Path(path).is_dir():
+        return load_tokenizer(path, chat_template=template)
+    if path == TOY_NAME:
+        own: str | None = TOY_CHAT_TEMPLATE
+        core, ids = build_toy_tokenizer(), TOY_SPECIAL
+    else:
+        from tokenspeed.weights.gguf_tokenizer import build_tokenizer
+
+        built = build_tokenizer(path)
+        core, ids, own = built.tokenizer, built.special, built.chat_template
+    special = {name.removesuffix("_id"): str(core.id_to_token(token)) for name, token in ids.items()}
+    return HFTokenizer(core, special=special, chat_templates={"default": own} if own else {}, chat_template=template)
+
+
+def _read_template(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template {file}: cannot be read: {error}") from error
+
+
+def _serve(
+    assembly: Assembly, serving: ServingConfig, sockets: Sockets, handle: EngineHandle, tokenizer: Tokenizer
+) -> int:
+    from tokenspeed.serving.async_llm import AsyncLLM
+    from tokenspeed.serving.context import ServerContext
+    from tokenspeed.serving.engine_client import EngineClient
+    from tokenspeed.serving.server import run_server
+
+    def last_words() -> str:
+        failure = handle.poll()
+        return failure.error if failure is not None else ""
+
+    client = EngineClient(handle.to_engine, handle.from_engine, handle.sentinels, last_words=last_words)
+    llm = AsyncLLM(
+        client, tokenizer, log_requests=serving.enable_log_requests, log_stats=serving.enable_log_request_stats
+    )
+    parser = _parser_class(assembly)
+    context = ServerContext(
+        llm=llm,
+        config=serving,
+        model_names=serving.served_model_name,
+        parser_factory=parser,
+        parser_needs_special_tokens=parser is not None and bool(parser.needs_special_tokens),
+        server_info={"model_path": assembly.config.model_path},
+        plugins=assembly.to_json(),
+    )
+    return run_server(context, sockets, on_ready=_announcer(serving, sockets))
+
+
+def _parser_class(assembly: Assembly) -> Any:
+    if assembly.tool_parser is None:
+        return None
+    from tokenspeed.plugins.selection import load_target
+
+    return load_target(assembly.tool_parser.target)
+
+
+def _announcer(serving: ServingConfig, sockets: Sockets) -> Callable[[], None]:
+    def announce() -> None:
+        print(f"Serving {', '.join(serving.served_model_name)} at http://{serving.host}:{sockets.port}/v1 ", end="")
+        print(f"(control routes at http://{serving.control_host}:{sockets.control_port})", flush=True)
+
+    return announce

@@ -1,0 +1,253 @@
+"""AsyncLLM: texts in, streams of text out; owns the requests that are alive and hands the engine's outputs to them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from tokenspeed.errors import EngineError, RequestError, TokenSpeedError
+from tokenspeed.messages import AbortRequest, EngineInfo, GenerateRequest, Outputs, StopRequest
+from tokenspeed.serving.engine_client import EngineClient
+from tokenspeed.serving.generation import Choice, Generation, GenerationRequest
+from tokenspeed.serving.metrics import ServerMetrics
+from tokenspeed.serving.tokenizer import Tokenizer, pack_tokens
+
+__all__ = ["AsyncLLM"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+#: Texts up to this many bytes are tokenised on the event loop (well under a millisecond); longer ones in a thread.
+_INLINE_BYTES = 2048
+_ORPHAN_LOG_S = 10.0
+
+
+class AsyncLLM:
+    """The requests of one server process.
+
+    Args:
+        client: a client that is not started yet; ``start`` does it.
+        tokenizer: of the served model.
+        metrics: counters to keep.
+        log_requests: log a line per request as it arrives. log_stats: log one when it ends.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        *,
+        metrics: ServerMetrics | None = None,
+        log_requests: bool = False,
+        log_stats: bool = False,
+    ) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.metrics = metrics or ServerMetrics()
+        self._log_requests = log_requests
+        self._log_stats = log_stats
+        self._live: dict[int, Choice] = {}
+        self._closing: set[int] = set()  # aborted here; the engine's last word is still to come
+        self._rids = itertools.count(1)
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+        self._orphan_logged_s = -_ORPHAN_LOG_S
+        #: called when the engine has died and every request was told.
+        self.on_death: Callable[[EngineError], None] | None = None
+
+    def start(self) -> None:
+        """Begin to listen to the engine; in the running event loop."""
+        self.client.start(self._outputs, self._died)
+
+    def close(self) -> None:
+        """Give threads and sockets back."""
+        self.client.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Of the running engine. Raises ``RequestError`` 503 before it is ready."""
+        if self.client.info is None:
+            raise RequestError("the model is still loading; try again soon", code="starting", status=503)
+        return self.client.info
+
+    @property
+    def live_requests(self) -> int:
+        """Engine requests that have not ended."""
+        return len(self._live)
+
+    async def off_loop(self, size: int, work: Callable[[], _T]) -> _T:
+        """Run ``work`` on a text of ``size`` bytes: at once when short, in the tokenising thread when long, so that streams go on."""
+        if size <= _INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+        """Token ids of a text, refused by its length in bytes where no tokenisation could make it fit.
+
+        Raises:
+            RequestError: it is too long, or holds what cannot be encoded.
+        """
+        size = len(text)
+        longest = self.tokenizer.max_piece_bytes
+        limit = self.info.max_model_len
+        if longest is not None and size > limit * longest:
+            raise RequestError(
+                f"{param}: a text of {size} characters cannot fit into the model's context of {limit} tokens",
+                param=param,
+                code="context_length_exceeded",
+            )
+        try:
+            return await self.off_loop(
+                size, partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            )
+        except (UnicodeError, TypeError) as error:
+            raise RequestError(f"{param}: the text cannot be encoded: {error}", param=param) from error
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Hand a validated request to the engine.
+
+        Raises:
+            EngineError: the engine is gone.
+        """
+        if self.client.failure is not None:
+            raise self.client.failure
+        generation = Generation(request, self)
+        arrival = time.time()
+        sends = []
+        for at, prompt in enumerate(request.prompts):
+            tokens = pack_tokens(prompt)
+            for i in range(request.n):
+                rid = next(self._rids)
+                detokenizer = self.tokenizer.detokenizer(skip_special_tokens=request.skip_special_tokens)
+                choice = Choice(generation, at * request.n + i, rid, len(prompt), detokenizer)
+                generation.add(choice)
+                self._live[rid] = choice
+                params = request.params
+                if i and params.seed is not None:  # different choices, yet the same set each time
+                    params = msgspec.structs.replace(params, seed=(params.seed + i) & 0x7FFF_FFFF_FFFF_FFFF)
+                sends.append(
+                    GenerateRequest(rid, tokens, params, arrival, request.priority, request.salt, request.request_id)
+                )
+        self.metrics.submitted += len(sends)
+        if self._log_requests:
+            lengths = ", ".join(str(len(prompt)) for prompt in request.prompts)
+            _log.info("Request %s: prompt tokens %s, n %d, %s", request.request_id, lengths, request.n, request.params)
+        for message in sends:
+            self.client.send(message)
+        return generation
+
+    def abort_requests(self, request_id: str | None, reason: str) -> int:
+        """Ask the engine to end the requests of one id, or all; their clients get finish reason ``abort``. Returns how many."""
+        rids = [
+            rid
+            for rid, choice in self._live.items()
+            if request_id is None or choice.generation.request.request_id == request_id
+        ]
+        for rid in rids:
+            self.client.send(AbortRequest(rid))
+        self.metrics.aborted[reason] += len(rids)
+        return len(rids)
+
+    def fail_all(self, error: TokenSpeedError, reason: str) -> None:
+        """Give every request up: its client gets ``error``, the engine is told to end it."""
+        choices, self._live = list(self._live.values()), {}
+        now = time.monotonic()
+        for choice in choices:
+            self._closing.add(choice.rid)
+            self.client.send(AbortRequest(choice.rid))
+            self._end(choice, "error", now)
+            choice.generation.fail(error)
+        self.metrics.aborted[reason] += len(choices)
+
+    def _outputs(self, outputs: Outputs) -> None:
+        now = time.monotonic()
+        live, itl = self._live, self.metrics.itl
+        for item in outputs.items:
+            choice = live.get(item.rid)
+            if choice is None:
+                self._orphan(item.rid, ended=bool(item.finish))
+                continue
+            if item.tokens:
+                if choice.first_s:
+                    itl.observe(now - choice.last_s)
+                else:
+                    choice.first_s = now
+                    self.metrics.ttft.observe(now - choice.submit_s)
+                choice.last_s = now
+            choice.generation.push(choice, item)
+            if item.finish:
+                del live[item.rid]
+
+    def finished(self, choice: Choice) -> None:
+        """The last output of ``choice`` was taken: account for it."""
+        self.metrics.count_finished(choice, choice.finish, time.monotonic())
+        if self._log_stats:
+            _log.info("Request %s[%d]: %s", choice.generation.request.request_id, choice.index, _stats_line(choice))
+
+    def _orphan(self, rid: int, *, ended: bool) -> None:
+        if rid in self._closing:
+            if ended:
+                self._closing.discard(rid)
+            return
+        self.metrics.orphans += 1
+        now = time.monotonic()
+        if now - self._orphan_logged_s >= _ORPHAN_LOG_S:
+            self._orphan_logged_s = now
+            _log.warning(
+                "The engine works on request %d that the server does not know: told it to end that (%d so far)",
+                rid,
+                self.metrics.orphans,
+            )
+        if not ended:
+            self._closing.add(rid)
+            self.metrics.aborted["orphan"] += 1
+            self.client.send(AbortRequest(rid))
+
+    def _end(self, choice: Choice, reason: str, now: float) -> None:
+        """Account for a request whose last output nobody will take."""
+        choice.finish = reason
+        self.metrics.count_finished(choice, reason, now)
+
+    def stopped(self, choice: Choice) -> None:
+        """A stop string ended ``choice``: end it in the engine; its last output follows."""
+        self.client.send(StopRequest(choice.rid))
+
+    def aborted(self, generation: Generation, reason: str) -> None:
+        """Drop the choices that are alive and tell the engine at once."""
+        now = time.monotonic()
+        for choice in generation.choices:
+            if choice.finish:
+                continue
+            if self._live.pop(choice.rid, None) is not None:
+                self._closing.add(choice.rid)
+                self.client.send(AbortRequest(choice.rid))
+                self.metrics.aborted[reason] += 1
+            self._end(choice, "abort", now)
+
+    def _died(self, error: EngineError) -> None:
+        choices, self._live = list(self._live.values()), {}
+        now = time.monotonic()
+        for choice in choices:
+            self._end(choice, "error", now)
+            choice.generation.fail(error)
+        if self.on_death is not None:
+            self.on_death(error)
+
+
+def _stats_line(choice: Choice) -> str:
+    text = f"{choice.prompt_tokens} prompt tokens ({max(choice.cached_tokens, 0)} cached), {choice.output_tokens} output tokens, {choice.finish}"
+    stats = choice.stats
+    if stats is None:
+        return text
+    return (
+        f"{text}; queue {stats.queue_ms:.1f} ms, prefill {stats.prefill_ms:.1f} ms, first token {stats.ttft_ms:.1f} ms, total {stats.total_ms:.1f} ms, "
+        f"{stats.preemptions} preemptions ({stats.preempted_ms:.1f} ms), {stats.decode_tok_s:.1f} tok/s"
+    )

@@ -1,0 +1,57 @@
+"""Reading request bodies within bounds of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tokenspeed.errors import RequestError
+from tokenspeed.serving.context import HttpRequest, context_of
+from tokenspeed.serving.protocol.parse import json_object
+
+__all__ = ["ClientGone", "read_json"]
+
+_BODY_TIMEOUT_S = 60.0
+
+
+class ClientGone(Exception):  # noqa: N818 (nothing went wrong: there is nobody left to answer)
+    """The connection closed before the request was complete."""
+
+
+async def read_json(request: HttpRequest, *, empty_is: dict[str, Any] | None = None) -> tuple[dict[str, Any], int]:
+    """The body as a JSON object, and its size in bytes. ``empty_is`` stands for a missing body.
+
+    Raises:
+        RequestError: 413 past ``max_body_bytes`` (declared or sent), 408 when it takes too long, 400 for what is no JSON object.
+        ClientGone: the client left.
+    """
+    body = await _read(request, context_of(request).config.max_body_bytes)
+    if not body and empty_is is not None:
+        return empty_is, 0
+    return json_object(body), len(body)
+
+
+async def _read(request: HttpRequest, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
+            while True:
+                message = await request.receive()
+                if message["type"] != "http.request":
+                    raise ClientGone
+                body += message["body"]
+                if len(body) > limit:
+                    raise _too_large(limit)
+                if not message["more_body"]:
+                    return bytes(body)
+    except TimeoutError:
+        raise RequestError(
+            f"the body did not arrive within {_BODY_TIMEOUT_S:g} s", code="timeout", status=408
+        ) from None
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(f"the body is larger than {limit} bytes", code="body_too_large", status=413)

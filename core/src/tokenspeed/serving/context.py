@@ -1,0 +1,108 @@
+"""What every route shares: the requests, the served names, and whether the server takes work."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from litestar import Request
+
+from tokenspeed.config import ServingConfig
+from tokenspeed.errors import RequestError
+from tokenspeed.interfaces.parser import ParserContext, ToolParser
+from tokenspeed.serving.async_llm import AsyncLLM
+from tokenspeed.serving.generation import Generation, GenerationRequest
+from tokenspeed.serving.protocol.sampling import Limits
+
+__all__ = ["HttpRequest", "ParserFactory", "ServerContext", "context_of"]
+
+HttpRequest = Request[Any, Any, Any]
+ParserFactory = Callable[[ParserContext], ToolParser]
+
+
+@dataclass(kw_only=True)
+class ServerContext:
+    """Shared by the routes of both ports.
+
+    Attributes:
+        model_names: names that requests may use; the first is shown in answers.
+        parser_factory: makes the tool-call parser of one choice; ``None`` where there is no parser.
+        server_info: what ``/get_server_info`` shows besides the engine's own description.
+        plugins: what ``/plugins`` shows: the plan, and why each other candidate lost.
+        draining: the server ends; running requests may finish, new ones are refused.
+    """
+
+    llm: AsyncLLM
+    config: ServingConfig
+    model_names: tuple[str, ...]
+    parser_factory: ParserFactory | None = None
+    parser_needs_special_tokens: bool = False
+    server_info: dict[str, Any] = field(default_factory=dict)
+    plugins: dict[str, Any] = field(default_factory=dict)
+    started_s: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    http_requests: int = 0
+
+    def unavailable(self) -> str:
+        """Why no work is taken now; empty when it is."""
+        client = self.llm.client
+        if client.failure is not None:
+            return str(client.failure)
+        if self.draining:
+            return "the server is shutting down"
+        if client.info is None:
+            return "the model is still loading"
+        return "the engine does not answer" if client.hung else ""
+
+    def admit(self, model: str | None = None) -> None:
+        """Refuse work early.
+
+        Raises:
+            RequestError: 503 while starting, draining, hung or full; 404 for a model that is not served.
+        """
+        reason = self.unavailable()
+        if reason:
+            raise RequestError(f"{reason}; try again later", code="unavailable", status=503)
+        limit = self.config.max_pending_requests
+        if limit and self.llm.live_requests >= limit:
+            raise RequestError(f"{limit} requests are pending; try again later", code="overloaded", status=503)
+        self.check_model(model)
+
+    def check_model(self, model: str | None) -> None:
+        """Raises ``RequestError`` 404 for a name that is not served."""
+        if model is not None and model not in self.model_names:
+            raise RequestError(
+                f"the model {model[:200]!r} is not served here; served: {', '.join(self.model_names)}",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of requests to the loaded model."""
+        info = self.llm.info
+        return Limits(
+            max_model_len=info.max_model_len,
+            vocab_size=min(info.vocab_size, self.llm.tokenizer.vocab_size),
+            max_logprobs=min(self.config.max_logprobs, info.vocab_size),
+            max_n=self.config.max_n,
+        )
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Hand a request to the engine, unless it would pass the limit on pending ones or the server began to end meanwhile."""
+        self.admit()
+        return self.llm.submit(request)
+
+    @staticmethod
+    def new_id(prefix: str) -> str:
+        """An id for an answer."""
+        return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def context_of(request: HttpRequest) -> ServerContext:
+    """The context that ``build_app`` put into the application's state."""
+    return cast(ServerContext, request.app.state["context"])

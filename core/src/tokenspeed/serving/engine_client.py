@@ -1,0 +1,239 @@
+"""The server's end of the sockets to the engine, and the watch over the engine's life.
+
+Frames are read as the sockets become readable, without a task of their own: one wake-up serves every request of a step. Death is seen through the processes'
+sentinels (readable when a process has ended); a hang through a heartbeat, a control request that must be answered in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import zmq
+
+from tokenspeed.errors import EngineError
+from tokenspeed.messages import (
+    ControlReply,
+    ControlRequest,
+    EngineFailed,
+    EngineInfo,
+    EngineReady,
+    EngineStats,
+    Outputs,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+
+__all__ = ["EngineClient"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_FRAME_BYTES = 256 * 1024 * 1024
+_FRAMES_PER_WAKEUP = 64
+
+
+class EngineClient:
+    """Connects to an engine that is starting or running.
+
+    Args:
+        to_engine: address of the engine's PULL socket (``ipc://`` in a private directory).
+        from_engine: address of the engine's PUSH socket.
+        sentinels: file descriptors that become readable when an engine process has ended.
+        heartbeat_s: how often an engine that says nothing is asked for a sign of life.
+        hung_after_s: silence after which the engine counts as hung (it may recover).
+        last_words: tells how a process ended, where that is known; asked when a sentinel becomes readable.
+    """
+
+    def __init__(
+        self,
+        to_engine: str,
+        from_engine: str,
+        sentinels: Sequence[int] = (),
+        *,
+        heartbeat_s: float = 1.0,
+        hung_after_s: float = 5.0,
+        last_words: Callable[[], str] = str,
+    ) -> None:
+        self._addresses = (to_engine, from_engine)
+        self._sentinels = tuple(sentinels)
+        self._heartbeat_s = heartbeat_s
+        self._hung_after_s = hung_after_s
+        self._last_words = last_words
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._control: dict[int, asyncio.Future[ControlReply]] = {}
+        self._control_ids = itertools.count(1)
+        self._heard_s = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._on_outputs: Callable[[Outputs], None] = _ignore
+        self._on_death: Callable[[EngineError], None] = _ignore
+        self.info: EngineInfo | None = None
+        self.stats: EngineStats | None = None
+        self.hung = False
+        self.bad_frames = 0
+        self.failure: EngineError | None = None
+        #: set when the engine is ready or has failed.
+        self.settled = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """The engine takes requests."""
+        return self.info is not None and self.failure is None
+
+    def start(self, on_outputs: Callable[[Outputs], None], on_death: Callable[[EngineError], None]) -> None:
+        """Connect and begin to read; must be called in the running event loop."""
+        self._on_outputs, self._on_death = on_outputs, on_death
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._push = self._context.socket(zmq.PUSH)
+        self._pull = self._context.socket(zmq.PULL)
+        for socket in (self._push, self._pull):
+            socket.setsockopt(zmq.LINGER, 500 if socket is self._push else 0)  # ms; lets a last "shutdown" out
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
+        self._push.connect(self._addresses[0])
+        self._pull.connect(self._addresses[1])
+        self._descriptor = int(self._pull.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._read)
+        for sentinel in self._sentinels:
+            self._loop.add_reader(sentinel, self._process_ended, sentinel)
+        self._tasks = [asyncio.create_task(self._watch())]
+        self._read()
+
+    def close(self) -> None:
+        """Disconnect; control requests that wait are cancelled."""
+        if self._context is None:
+            return
+        for task in self._tasks:
+            task.cancel()
+        self._loop.remove_reader(self._descriptor)
+        self._forget_sentinels()
+        for future in self._control.values():
+            future.cancel()
+        self._push.close()
+        self._pull.close()
+        self._context.term()
+        self._context = None
+
+    def send(self, message: ToEngine) -> None:
+        """Queue one message; never blocks. Dropped when the engine is gone: its requests have failed already."""
+        if self.failure is None and self._context is not None:
+            self._push.send(encode(message), zmq.NOBLOCK)
+
+    def expect_end(self) -> None:
+        """The server ends in good order: ask the engine to end too, and do not take its end for a death."""
+        if self._context is None:
+            return
+        self._forget_sentinels()
+        for task in self._tasks:
+            task.cancel()
+        self.send(ControlRequest(next(self._control_ids), "shutdown"))
+
+    async def control(self, method: str, timeout_s: float = 5.0) -> ControlReply:
+        """Ask for an operation on the engine as a whole.
+
+        Raises:
+            EngineError: no answer in time, or the engine is gone.
+        """
+        if self.failure is not None:
+            raise self.failure
+        number = next(self._control_ids)
+        future = self._control[number] = asyncio.get_running_loop().create_future()
+        self.send(ControlRequest(number, method))
+        try:
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise EngineError(f"the engine did not answer {method!r} within {timeout_s:g} s") from None
+        finally:
+            self._control.pop(number, None)
+
+    def _read(self) -> None:
+        if self._context is None:
+            return
+        for _ in range(_FRAMES_PER_WAKEUP):
+            try:
+                frame = self._pull.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._heard_s = self._loop.time()
+            try:
+                message = decode_from_engine(frame)
+            except (msgspec.DecodeError, RecursionError):
+                self.bad_frames += 1
+                continue
+            self._handle(message)
+        self._loop.call_soon(
+            self._read
+        )  # the descriptor signals changes only: come back for the rest after the others had their turn
+
+    def _handle(self, message: Outputs | EngineReady | EngineFailed | ControlReply) -> None:
+        if isinstance(message, Outputs):
+            if message.stats is not None:
+                self.stats = message.stats
+            self._on_outputs(message)
+        elif isinstance(message, ControlReply):
+            self._answered(message)
+        elif isinstance(message, EngineReady):
+            self.info = message.info
+            self.settled.set()
+        else:
+            self._die(f"the engine failed: {message.error}")
+
+    def _answered(self, reply: ControlReply) -> None:
+        stats = _as_stats(reply.result)
+        if stats is not None:
+            self.stats = stats
+        future = self._control.get(reply.id)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+    def _process_ended(self, sentinel: int) -> None:  # noqa: ARG002
+        self._read()  # what it said last
+        self._die(self._last_words() or "an engine process ended unexpectedly")
+
+    def _forget_sentinels(self) -> None:
+        for sentinel in self._sentinels:
+            self._loop.remove_reader(sentinel)
+        self._sentinels = ()
+
+    def _die(self, reason: str) -> None:
+        self._forget_sentinels()
+        if self.failure is not None:
+            return
+        self.failure = EngineError(reason)
+        for future in self._control.values():
+            if not future.done():
+                future.set_exception(self.failure)
+                future.exception()  # nobody may be waiting any more
+        self.settled.set()
+        self._on_death(self.failure)
+
+    async def _watch(self) -> None:
+        await self.settled.wait()
+        while self.failure is None:
+            await asyncio.sleep(self._heartbeat_s)
+            self._read()  # in case a change of the descriptor went unseen
+            silence = self._loop.time() - self._heard_s
+            if silence >= self._hung_after_s and not self.hung:
+                _log.error(
+                    "The engine has not answered for %.1f s: it hangs; /health answers 503 until it does", silence
+                )
+            self.hung = silence >= self._hung_after_s
+            if silence >= self._heartbeat_s * 0.9:
+                self.send(ControlRequest(next(self._control_ids), "stats"))
+
+
+def _as_stats(result: Any) -> EngineStats | None:
+    try:
+        return msgspec.convert(result, EngineStats)
+    except msgspec.ValidationError:
+        return None
+
+
+def _ignore(_: Any) -> None:
+    return None

@@ -1,0 +1,249 @@
+"""The requests behind one HTTP answer: outputs come in from the engine, text goes out.
+
+Life of a choice: the engine's outputs are put into the generation's inbox by the receiver (``push``); the handler's task wakes once per step, takes all
+that came (``next``), and each choice turns tokens into text, looks for stop strings and keeps count (``consume``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tokenspeed.errors import TokenSpeedError
+from tokenspeed.messages import RequestStats, SamplingParams, TokenLogprobs, TokenOutput
+from tokenspeed.serving.detokenizer import Detokenizer
+from tokenspeed.serving.stops import StopMatcher
+
+__all__ = ["Choice", "Delta", "Generation", "GenerationOwner", "GenerationRequest", "TokenEntry"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """A validated request, ready for the engine.
+
+    Attributes:
+        prompts: token ids; every prompt gets ``n`` choices, numbered prompt by prompt.
+        stop: stop strings. include_stop: they stay in the text.
+        streaming: the caller wants every step; otherwise it is woken at the end only.
+        prefill_only: the one token that the engine draws is discarded (``max_tokens`` 0).
+    """
+
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    priority: int = 0
+    salt: bytes = b""
+    request_id: str = ""
+    streaming: bool = False
+    prefill_only: bool = False
+
+
+@dataclass(slots=True)
+class TokenEntry:
+    """One generated token with its log probabilities; ``offset`` is the number of characters of text before it."""
+
+    token: int
+    logprobs: TokenLogprobs
+    offset: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one choice gained: text that can be told, the tokens behind it, and, with the last one, how it ended."""
+
+    choice: Choice
+    text: str
+    tokens: list[int]
+    entries: list[TokenEntry] | None = None
+    finish: str = ""
+    stop_reason: int | str | None = None
+    error: str = ""
+
+
+class Choice:
+    """One engine request and its text.
+
+    Attributes:
+        output_tokens: tokens sampled, the stopping token included, up to a stop string's last token.
+        cached_tokens: prompt tokens from the cache, -1 before the first output.
+    """
+
+    __slots__ = (
+        "_chars", "_detokenizer", "_dropping", "_matcher", "_want_logprobs", "cached_tokens", "finish", "first_s", "generation", "index", "last_s",
+        "min_tokens", "output_tokens", "prompt_logprobs", "prompt_tokens", "rid", "stats", "submit_s",
+    )  # fmt: skip
+
+    def __init__(
+        self, generation: Generation, index: int, rid: int, prompt_tokens: int, detokenizer: Detokenizer
+    ) -> None:
+        request = generation.request
+        self.generation = generation
+        self.index = index
+        self.rid = rid
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = 0
+        self.cached_tokens = -1
+        self.min_tokens = request.params.min_tokens
+        self.finish = ""
+        self.stats: RequestStats | None = None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self.submit_s = time.monotonic()
+        self.first_s = self.last_s = 0.0
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(request.stop, include=request.include_stop) if request.stop else None
+        self._want_logprobs = request.params.logprobs >= 0
+        self._chars = 0
+        self._dropping = request.prefill_only
+
+    def consume(self, item: TokenOutput) -> Delta | None:
+        """Account for one output; ``None`` when there is nothing to tell yet."""
+        if item.cached_tokens >= 0:
+            self.cached_tokens = min(item.cached_tokens, self.prompt_tokens)
+        if item.prompt_logprobs is not None:
+            self.prompt_logprobs = item.prompt_logprobs
+        delta = Delta(self, "", []) if self._dropping else self._take(item)
+        if item.finish:
+            self._end(item, delta)
+        elif not delta.text and not delta.entries and not delta.tokens:
+            return None
+        return delta
+
+    def _take(self, item: TokenOutput) -> Delta:
+        tokens = item.tokens
+        quiet = item.finish == "stop" and not self.generation.request.include_stop  # the stopping token has no text
+        if self._matcher is None and not self._want_logprobs:
+            self.output_tokens += len(tokens)
+            return Delta(self, self._detokenizer.feed(tokens[:-1] if quiet else tokens) if tokens else "", tokens)
+        delta = Delta(self, "", [], [] if self._want_logprobs else None)
+        parts: list[str] = []
+        for at, token in enumerate(tokens):
+            self.output_tokens += 1
+            delta.tokens.append(token)
+            if delta.entries is not None and item.logprobs is not None:
+                delta.entries.append(TokenEntry(token, item.logprobs[at], self._chars))
+            text = "" if quiet and at == len(tokens) - 1 else self._detokenizer.feed((token,))
+            self._chars += len(text)
+            parts.append(self._match(text))
+            if self._matcher is not None and self._matcher.matched is not None:
+                self._dropping = True
+                if not item.finish:
+                    self.generation.stop(self)
+                break
+        delta.text = "".join(parts)
+        return delta
+
+    def _match(self, text: str) -> str:
+        if self._matcher is None or self.output_tokens < self.min_tokens:
+            return text
+        return self._matcher.feed(text)
+
+    def _end(self, item: TokenOutput, delta: Delta) -> None:
+        matched = self._matcher.matched if self._matcher is not None else None
+        if matched is None and not self._dropping:
+            rest = self._detokenizer.finish()
+            delta.text += self._matcher.feed(rest) + self._matcher.finish() if self._matcher is not None else rest
+        if matched is not None and item.finish != "error":
+            delta.finish, delta.stop_reason = "stop", matched
+        else:
+            delta.finish, delta.stop_reason = item.finish, item.stop_reason
+        if self.generation.request.prefill_only and item.finish == "stop":
+            delta.finish, delta.stop_reason = "length", None
+        delta.error = item.error
+        self.finish = delta.finish
+        self.stats = item.stats
+
+
+class GenerationOwner(Protocol):
+    """What a generation tells the one who keeps the live requests."""
+
+    def stopped(self, choice: Choice) -> None:
+        """A stop string ended ``choice``: the engine must end it too."""
+
+    def finished(self, choice: Choice) -> None:
+        """The last output of ``choice`` was taken."""
+
+    def aborted(self, generation: Generation, reason: str) -> None:
+        """Nobody waits for the choices any more."""
+
+
+class Generation:
+    """The choices of one HTTP answer and their inbox. Made by ``AsyncLLM.submit``."""
+
+    def __init__(self, request: GenerationRequest, owner: GenerationOwner) -> None:
+        self.request = request
+        self.choices: list[Choice] = []
+        self.abort_reason = ""
+        self._owner = owner
+        self._inbox: list[tuple[Choice, TokenOutput]] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: TokenSpeedError | None = None
+        self._open = 0
+        self._eager = request.streaming or bool(request.stop)
+
+    def add(self, choice: Choice) -> None:
+        """Take a choice in; all are added before the first output."""
+        self.choices.append(choice)
+        self._open += 1
+
+    def push(self, choice: Choice, item: TokenOutput) -> None:
+        """An output arrived; wakes the reader where it has something to do."""
+        self._inbox.append((choice, item))
+        if self._eager or item.finish:
+            self._wake()
+
+    def fail(self, error: TokenSpeedError) -> None:
+        """No more outputs will come: ``next`` raises ``error`` once what arrived before is read."""
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    def stop(self, choice: Choice) -> None:
+        """A stop string ended ``choice``."""
+        self._owner.stopped(choice)
+
+    def abort(self, reason: str) -> None:
+        """The client is gone: end all choices in the engine at once; ``next`` returns ``None`` from now on."""
+        if not self.abort_reason and self._open:
+            self.abort_reason = reason
+            self._owner.aborted(self, reason)
+            self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def next(self) -> list[Delta] | None:
+        """Everything that came since the last call; ``None`` when all choices ended or the generation was aborted.
+
+        Raises:
+            TokenSpeedError: the engine died, or the server gave the generation up.
+        """
+        while True:
+            if self.abort_reason or not self._open:
+                return None
+            if self._inbox:
+                items, self._inbox = self._inbox, []
+                deltas = []
+                for choice, item in items:
+                    delta = choice.consume(item)
+                    if delta is None:
+                        continue
+                    if delta.finish:
+                        self._open -= 1
+                        self._owner.finished(choice)
+                    deltas.append(delta)
+                if deltas:
+                    return deltas
+                continue
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None

@@ -1,0 +1,193 @@
+"""Counters of the server process and their Prometheus text.
+
+What the streams touch is plain Python numbers (adding costs a fraction of a microsecond); ``prometheus_client`` only writes the exposition. Nothing here raises
+on strange numbers: they are clamped and counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from tokenspeed.serving.engine_client import EngineClient
+    from tokenspeed.serving.generation import Choice
+
+__all__ = ["Histogram", "ServerMetrics", "render_metrics"]
+
+_LATENCY = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_GAP = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_TOKENS = (1, 8, 32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+class Histogram:
+    """Counts by upper bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value; negative ones (clocks of two processes) count as 0."""
+        value = max(value, 0.0)
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        """The Prometheus form: cumulative counts."""
+        family = HistogramMetricFamily(name, text)
+        buckets, running = [], 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            running += count
+            buckets.append(("+Inf" if bound == float("inf") else f"{bound:g}", float(running)))
+        family.add_metric([], buckets, self.total)
+        return family
+
+
+class ServerMetrics:
+    """What the server counts by itself; the engine's gauges come from ``EngineStats``."""
+
+    def __init__(self) -> None:
+        self.submitted = 0
+        self.finished: Counter[str] = Counter()
+        self.aborted: Counter[str] = Counter()
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.orphans = 0
+        self.clamped = 0
+        self.responses: Counter[tuple[str, int]] = Counter()
+        self.ttft = Histogram(_LATENCY)
+        self.itl = Histogram(_GAP)
+        self.e2e = Histogram(_LATENCY)
+        self.queue = Histogram(_LATENCY)
+        self.prompt_length = Histogram(_TOKENS)
+        self.output_length = Histogram(_TOKENS)
+
+    def count_finished(self, choice: Choice, reason: str, now: float) -> None:
+        """Account for a request at its end, whatever ended it; called once per request."""
+        self.finished[reason] += 1
+        cached = max(choice.cached_tokens, 0)
+        stats = choice.stats
+        if stats is not None:
+            self.queue.observe(stats.queue_ms / 1e3)
+            if stats.cached_tokens > choice.prompt_tokens or stats.cached_tokens < 0:
+                self.clamped += 1
+        self.prompt_tokens += choice.prompt_tokens
+        self.cached_tokens += min(cached, choice.prompt_tokens)
+        self.generation_tokens += choice.output_tokens
+        self.e2e.observe(now - choice.submit_s)
+        self.prompt_length.observe(choice.prompt_tokens)
+        self.output_length.observe(choice.output_tokens)
+
+
+class _Exposition(Collector):
+    def __init__(self, metrics: ServerMetrics, client: EngineClient) -> None:
+        self._metrics = metrics
+        self._client = client
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._server()
+        yield from self._engine()
+
+    def _server(self) -> Iterator[Metric]:
+        m = self._metrics
+        yield _counter("requests", "Requests handed to the engine.", m.submitted)
+        yield _labelled(
+            "requests_finished",
+            "Requests that ended, by reason.",
+            "reason",
+            m.finished,
+            ("stop", "length", "abort", "error"),
+        )
+        yield _labelled(
+            "requests_aborted",
+            "Aborts, by who asked.",
+            "reason",
+            m.aborted,
+            ("disconnect", "api", "shutdown", "orphan"),
+        )
+        yield _counter("prompt_tokens", "Prompt tokens of finished requests.", m.prompt_tokens)
+        yield _counter(
+            "cached_prompt_tokens", "Prompt tokens of finished requests that came from the cache.", m.cached_tokens
+        )
+        yield _counter("generation_tokens", "Tokens sampled for finished requests.", m.generation_tokens)
+        yield _counter("orphan_outputs", "Engine outputs for requests that the server does not know.", m.orphans)
+        yield _counter("metrics_clamped", "Values outside their range that were clamped.", m.clamped)
+        yield _counter("bad_frames", "Frames from the engine that did not decode.", self._client.bad_frames)
+        responses = CounterMetricFamily("tokenspeed:http_responses", "HTTP answers.", labels=["path", "status"])
+        for (path, status), count in sorted(m.responses.items()):
+            responses.add_metric([path, str(status)], count)
+        yield responses
+        yield m.ttft.family("tokenspeed:time_to_first_token_seconds", "Submission to first token.")
+        yield m.itl.family("tokenspeed:inter_token_latency_seconds", "Gap between two outputs of one request.")
+        yield m.e2e.family("tokenspeed:e2e_request_latency_seconds", "Submission to end.")
+        yield m.queue.family("tokenspeed:request_queue_time_seconds", "Arrival in the engine to first step.")
+        yield m.prompt_length.family("tokenspeed:request_prompt_tokens", "Prompt lengths.")
+        yield m.output_length.family("tokenspeed:request_generation_tokens", "Output lengths.")
+
+    def _engine(self) -> Iterator[Metric]:
+        client, stats = self._client, self._client.stats
+        yield _gauge("engine_up", "1 while the engine is ready and answers.", int(client.ready and not client.hung))
+        if stats is None:
+            return
+        yield _gauge("num_requests_running", "Requests in the current step.", stats.running)
+        yield _gauge("num_requests_waiting", "Requests that wait for admission.", stats.waiting)
+        yield _gauge(
+            "num_requests_retracted", "Requests that gave their pages back and wait to resume.", stats.retracted
+        )
+        pages = GaugeMetricFamily("tokenspeed:kv_pages", "KV pages by state.", labels=["state"])
+        for state in ("active", "cached", "free"):
+            pages.add_metric([state], getattr(stats, f"pages_{state}"))
+        yield pages
+        asked = stats.prompt_tokens
+        hits = min(max(stats.cached_tokens, 0), asked)
+        yield _gauge(
+            "prefix_cache_hit_rate",
+            "Share of prompt tokens since the start that came from the cache.",
+            hits / asked if asked else 0.0,
+        )
+        yield _counter("engine_prompt_tokens", "Prompt tokens admitted.", asked)
+        yield _counter("engine_cached_tokens", "Prompt tokens found in the cache at admission.", hits)
+        yield _counter(
+            "engine_computed_prompt_tokens", "Prompt tokens that were computed.", stats.computed_prompt_tokens
+        )
+        yield _counter("engine_generated_tokens", "Tokens sampled.", stats.generated_tokens)
+        yield _counter("retractions", "Requests that had to give their pages back.", stats.retractions)
+        yield _counter("evicted_pages", "Cached pages that were given up for new ones.", stats.evicted_pages)
+        yield _counter("engine_steps", "Forward steps.", stats.steps)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"tokenspeed:{name}", text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"tokenspeed:{name}", text, value=value)
+
+
+def _labelled(name: str, text: str, label: str, counts: Counter[str], known: tuple[str, ...]) -> CounterMetricFamily:
+    """A counter by label; the known values are shown from the start, so that rates are right from the first event on."""
+    family = CounterMetricFamily(f"tokenspeed:{name}", text, labels=[label])
+    for value in sorted({*known, *counts}):
+        family.add_metric([value], counts[value])
+    return family
+
+
+def render_metrics(metrics: ServerMetrics, client: EngineClient) -> bytes:
+    """The Prometheus text format of everything."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Exposition(metrics, client))
+    return bytes(generate_latest(registry))

@@ -1,0 +1,214 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from litestar import Response, post
+
+from tokenspeed.errors import EngineError, RequestError
+from tokenspeed.serving.body import read_json
+from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
+from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
+from tokenspeed.serving.protocol.answers import usage
+from tokenspeed.serving.protocol.completions import (
+    CompletionRequest,
+    LogprobsBuilder,
+    join_logprobs,
+    parse_completion,
+    prompts_of,
+)
+from tokenspeed.serving.protocol.parse import parse_object
+from tokenspeed.serving.protocol.sampling import StreamOptions, check_context, sampling_params, stop_strings
+from tokenspeed.serving.sse import DONE, answer, event, stream_answer, to_json
+
+__all__ = ["completions"]
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+@post("/v1/completions", status_code=200)
+async def completions(request: HttpRequest) -> Response[Any]:
+    """A text completion, whole or streamed."""
+    context = context_of(request)
+    context.admit()
+    value, _ = await read_json(request)
+    job = await _prepare(context, value)
+    generation = context.submit(job.request)
+    if job.body.stream:
+        return await stream_answer(request, generation, _stream(job, generation))
+    return Response(to_json(await answer(request, generation, _whole(job, generation))), media_type="application/json")
+
+
+@dataclass
+class _Job:
+    """One request on its way; ``echoes`` holds each prompt's text where it is to be repeated."""
+
+    context: ServerContext
+    body: CompletionRequest
+    options: StreamOptions
+    request: GenerationRequest
+    echoes: list[str]
+    model: str
+
+    def echo(self, choice: Choice) -> str:
+        return self.echoes[choice.index // self.body.n] if self.body.echo else ""
+
+    def prompt_tokens(self, choice: Choice) -> list[int]:
+        return list(self.request.prompts[choice.index // self.body.n])
+
+    def logprobs(self, choice: Choice) -> LogprobsBuilder | None:
+        return (
+            None
+            if self.body.logprobs is None
+            else LogprobsBuilder(self.context.llm.tokenizer, self.body.logprobs, len(self.echo(choice)))
+        )
+
+
+async def _prepare(context: ServerContext, value: dict[str, Any]) -> _Job:
+    body = parse_completion(value)
+    context.check_model(body.model)
+    options = parse_object(body.stream_options or {}, StreamOptions, {}, "stream_options.")
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options: needs stream to be true", param="stream_options")
+    limits = context.limits
+    logprobs = -1 if body.logprobs is None else body.logprobs
+    wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = sampling_params(
+        body, limits, max_new_tokens=wanted, logprobs=logprobs, prompt_logprobs=logprobs if body.echo else -1
+    )
+    stops = stop_strings(body)
+    prompts, echoes = [], []
+    for row in prompts_of(body.prompt, limits, body.n):
+        if isinstance(row, str):
+            tokens = await context.llm.encode(row, add_special_tokens=body.add_special_tokens, param="prompt")
+            if not tokens:
+                raise RequestError("prompt: has no tokens", param="prompt")
+        else:
+            tokens = row
+        if body.max_tokens is None:
+            wanted = min(wanted, check_context(len(tokens), None, limits, default=wanted))
+        else:
+            check_context(len(tokens), wanted, limits)
+        prompts.append(tokens)
+        if body.echo:
+            echoes.append(row if isinstance(row, str) else context.llm.tokenizer.decode(row))
+    prefill_only = wanted == 0
+    params = msgspec.structs.replace(params, max_new_tokens=wanted or 1, min_tokens=min(params.min_tokens, wanted))
+    if prefill_only:
+        params = msgspec.structs.replace(params, logprobs=-1)
+    request = GenerationRequest(
+        prompts=prompts,
+        params=params,
+        n=body.n,
+        stop=() if prefill_only else stops,
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        priority=body.priority,
+        salt=(body.cache_salt or "").encode(),
+        request_id=context.new_id("cmpl"),
+        streaming=body.stream,
+        prefill_only=prefill_only,
+    )
+    return _Job(context, body, options, request, echoes, body.model or context.model_names[0])
+
+
+def _check(delta: Delta) -> None:
+    if delta.finish == "error":
+        raise EngineError(delta.error or "the request failed in the engine")
+
+
+async def _whole(job: _Job, generation: Generation) -> dict[str, Any]:
+    texts = [[job.echo(choice)] for choice in generation.choices]
+    entries: list[list[Any]] = [[] for _ in generation.choices]
+    ends: dict[int, Delta] = {}
+    while (deltas := await generation.next()) is not None:
+        for delta in deltas:
+            _check(delta)
+            at = delta.choice.index
+            texts[at].append(delta.text)
+            entries[at].extend(delta.entries or ())
+            if delta.finish:
+                ends[at] = delta
+    if generation.abort_reason:
+        return {}
+    shown = []
+    for at, end in sorted(ends.items()):
+        builder = job.logprobs(end.choice)
+        logprobs = None
+        if builder is not None:
+            logprobs = builder.output(entries[at])
+            if job.body.echo:
+                logprobs = join_logprobs(
+                    builder.prompt(job.prompt_tokens(end.choice), end.choice.prompt_logprobs), logprobs
+                )
+        shown.append(
+            {
+                "index": at,
+                "text": "".join(texts[at]),
+                "logprobs": logprobs,
+                "finish_reason": end.finish,
+                "stop_reason": end.stop_reason,
+            }
+        )
+    return {
+        "id": job.request.request_id,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": job.model,
+        "choices": shown,
+        "usage": usage(generation.choices, job.body.n),
+    }
+
+
+async def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, None]:
+    head = {"id": job.request.request_id, "object": "text_completion", "created": int(time.time()), "model": job.model}
+    opening = b"data: " + to_json(head)[:-1] + b',"choices":[{"index":'
+    heads = [opening + b"%d" % at + b',"text":' for at in range(len(generation.choices))]
+    echoing = {choice.index for choice in generation.choices} if job.body.echo else set()
+    builders = [job.logprobs(choice) for choice in generation.choices]
+    continuous = bool(job.options.continuous_usage_stats)
+    include = bool(job.options.include_usage) or continuous
+    tail = b',"usage":null}\n\n' if include else b"}\n\n"
+    while (deltas := await generation.next()) is not None:
+        out: list[bytes] = []
+        for delta in deltas:
+            _check(delta)
+            at = delta.choice.index
+            text, builder = delta.text, builders[at]
+            logprobs = builder.output(delta.entries) if builder is not None and delta.entries else None
+            if at in echoing:
+                echoing.discard(at)
+                text = job.echo(delta.choice) + text
+                if builder is not None:
+                    first = builder.prompt(job.prompt_tokens(delta.choice), delta.choice.prompt_logprobs)
+                    logprobs = join_logprobs(first, logprobs) if logprobs is not None else first
+            if not (text or logprobs or delta.finish):
+                continue
+            if continuous:
+                tail = b',"usage":' + to_json(usage(generation.choices, job.body.n, running=True)) + b"}\n\n"
+            out += (
+                heads[at],
+                to_json(text),
+                b',"logprobs":',
+                b"null" if logprobs is None else to_json(logprobs),
+                b',"finish_reason":',
+            )
+            if delta.finish:
+                out += (to_json(delta.finish), b',"stop_reason":', to_json(delta.stop_reason), b"}]", tail)
+            else:
+                out += (b"null}]", tail)
+        if out:
+            yield b"".join(out)
+    if generation.abort_reason:
+        return
+    last = (
+        event({**head, "choices": [], "usage": usage(generation.choices, job.body.n)})
+        if job.options.include_usage
+        else b""
+    )
+    yield last + DONE

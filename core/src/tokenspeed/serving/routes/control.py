@@ -1,0 +1,79 @@
+"""Control routes, on a port of their own: ``/get_server_info``, ``/get_model_info``, ``/abort``, ``/flush_cache``, ``/plugins``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Response, get, post
+
+from tokenspeed.errors import RequestError
+from tokenspeed.serving.body import read_json
+from tokenspeed.serving.context import HttpRequest, context_of
+from tokenspeed.serving.protocol.parse import parse_object
+from tokenspeed.serving.routes.version import server_version
+
+__all__ = ["AbortBody", "abort", "flush_cache", "get_model_info", "get_server_info", "plugins"]
+
+
+class AbortBody(msgspec.Struct, kw_only=True, frozen=True):
+    """``rid``: the id of an answer (``chatcmpl-...``); ``abort_all``: every request."""
+
+    rid: str | None = None
+    abort_all: bool = False
+
+
+@get("/get_server_info")
+async def get_server_info(request: HttpRequest) -> dict[str, Any]:
+    """Effective settings, the engine's description and its current statistics."""
+    context = context_of(request)
+    client = context.llm.client
+    info = msgspec.structs.asdict(client.info) if client.info is not None else {}
+    info.pop("plan", None)
+    return {
+        "version": server_version(),
+        "status": context.unavailable() or "ready",
+        "model_names": list(context.model_names),
+        **context.server_info,
+        "engine": info,
+        "stats": msgspec.structs.asdict(client.stats) if client.stats is not None else {},
+    }
+
+
+@get("/get_model_info")
+async def get_model_info(request: HttpRequest) -> dict[str, Any]:
+    """What is served."""
+    context = context_of(request)
+    info = context.llm.info
+    return {
+        "model_path": context.server_info.get("model_path", context.model_names[0]),
+        "model_names": list(context.model_names),
+        "max_model_len": info.max_model_len,
+        "vocab_size": info.vocab_size,
+        "dtype": info.dtype,
+        "is_generation": True,
+    }
+
+
+@post("/abort", status_code=200)
+async def abort(request: HttpRequest) -> dict[str, int]:
+    """End requests by the id of their answer, or all; their clients get finish reason ``abort``."""
+    value, _ = await read_json(request)
+    body = parse_object(value, AbortBody, {})
+    if (body.rid is None) != body.abort_all:
+        raise RequestError("give either rid or abort_all", param="rid")
+    return {"aborted": context_of(request).llm.abort_requests(body.rid, "api")}
+
+
+@post("/flush_cache", status_code=200)
+async def flush_cache(request: HttpRequest) -> Response[dict[str, Any]]:
+    """Forget every cached prefix that no running request uses."""
+    reply = await context_of(request).llm.client.control("flush_cache")
+    return Response({"flushed": reply.ok, "result": reply.result}, status_code=200 if reply.ok else 409)
+
+
+@get("/plugins")
+async def plugins(request: HttpRequest) -> dict[str, Any]:
+    """The plugin plan that every process verified: plugins, versions, choices and why others lost."""
+    context = context_of(request)
+    return context.plugins or context.llm.info.plan

@@ -1,0 +1,243 @@
+"""Tokenizers of the server process: text to ids, ids to text, messages to prompt. Built on ``tokenizers``; torch is never imported."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from tokenspeed.errors import ModelError
+from tokenspeed.serving.chat_template import ChatTemplate
+from tokenspeed.serving.detokenizer import ByteDetokenizer, Detokenizer, PieceTable, WindowDetokenizer
+
+__all__ = ["HFTokenizer", "Tokenizer", "load_tokenizer", "pack_tokens"]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    """Little-endian int32 ids, as messages carry them."""
+    return array("i", tokens).tobytes()
+
+
+class Tokenizer(ABC):
+    """What the server needs of a tokenizer.
+
+    Attributes:
+        vocab_size: ids are below this.
+        max_piece_bytes: bytes of text that one token can stand for at most, ``None`` where a normaliser makes that unknown.
+        chat_template: the compiled default template, or ``None``.
+        tool_template: the template used when tools are given, where the model has a separate one.
+    """
+
+    vocab_size: int
+    max_piece_bytes: int | None = None
+    eos_id: int | None = None
+    bos_id: int | None = None
+    chat_template: ChatTemplate | None = None
+    tool_template: ChatTemplate | None = None
+
+    @abstractmethod
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of all ids at once."""
+
+    @abstractmethod
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """An incremental decoder for one choice."""
+
+    @abstractmethod
+    def piece(self, token: int) -> bytes:
+        """Bytes of one token, special tokens included: what logprobs show."""
+
+    @abstractmethod
+    def special_tokens(self) -> dict[int, str]:
+        """Text of the special tokens by id."""
+
+
+class HFTokenizer(Tokenizer):
+    """A ``tokenizers.Tokenizer`` with its chat templates.
+
+    Args:
+        core: the tokenizer.
+        special: ``bos_token`` and the like, text by name.
+        chat_templates: template text by name; ``default`` and ``tool_use`` are used.
+        chat_template: replaces the model's own templates.
+    """
+
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        *,
+        special: Mapping[str, str],
+        chat_templates: Mapping[str, str],
+        chat_template: str | None = None,
+    ) -> None:
+        self._core = core
+        self._core.no_padding()
+        self._core.no_truncation()
+        self.vocab_size = core.get_vocab_size(with_added_tokens=True)
+        self._special_ids = frozenset(
+            token for token, added in core.get_added_tokens_decoder().items() if added.special
+        )
+        to_bytes = _piece_function(core)
+        self._all = PieceTable(to_bytes or self._decoded_piece)
+        self._visible = PieceTable(lambda token: b"" if token in self._special_ids else self._all[token])
+        self._concatenates = to_bytes is not None
+        self.max_piece_bytes = _max_piece_bytes(core)
+        self.bos_id, self.eos_id = (
+            core.token_to_id(special[name]) if name in special else None for name in ("bos_token", "eos_token")
+        )
+        templates = {"default": chat_template} if chat_template is not None else dict(chat_templates)
+        self.chat_template = ChatTemplate(templates["default"], special) if "default" in templates else None
+        self.tool_template = ChatTemplate(templates["tool_use"], special) if "tool_use" in templates else None
+
+    def _decoded_piece(self, token: int) -> bytes:
+        return str(self._core.decode([token], skip_special_tokens=False)).encode()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return str(self._core.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        if self._concatenates:
+            return ByteDetokenizer(self._visible if skip_special_tokens else self._all)
+        return WindowDetokenizer(lambda tokens: self.decode(tokens, skip_special_tokens=skip_special_tokens))
+
+    def piece(self, token: int) -> bytes:
+        return self._all[token]
+
+    def special_tokens(self) -> dict[int, str]:
+        return {token: str(self._core.id_to_token(token)) for token in self._special_ids}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE writes bytes as printable characters: those that are printable as themselves, the rest from U+0100 on in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return alphabet
+
+
+def _piece_function(core: tokenizers.Tokenizer) -> Any:
+    """A function from id to bytes where the tokenizer's decoder is a concatenation of such pieces, else ``None``."""
+    steps = _decoder_steps(core)
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        alphabet = _byte_alphabet()
+
+        def byte_level(token: int) -> bytes:
+            text = core.id_to_token(token)
+            if text is None:
+                return b""
+            try:
+                return bytes([alphabet[char] for char in text])
+            except KeyError:  # an added token that is written as it reads
+                return str(text).encode()
+
+        return byte_level
+    if (
+        kinds
+        and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}
+        and all("String" in s["pattern"] for s in steps if s["type"] == "Replace")
+    ):
+        replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
+        fallback = "ByteFallback" in kinds
+
+        def sentence_piece(token: int) -> bytes:
+            text = core.id_to_token(token)
+            if text is None:
+                return b""
+            if fallback and (match := _BYTE_TOKEN.fullmatch(text)):
+                return bytes((int(match[1], 16),))
+            for old, new in replacements:
+                text = text.replace(old, new)
+            return str(text).encode()
+
+        return sentence_piece
+    return None
+
+
+def _decoder_steps(core: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    if core.decoder is None:
+        return []
+    state = json.loads(core.decoder.__getstate__())
+    return list(state["decoders"]) if state["type"] == "Sequence" else [state]
+
+
+def _max_piece_bytes(core: tokenizers.Tokenizer) -> int | None:
+    """Longest token in bytes; a normaliser may shrink text without limit, so nothing is known where there is one that is not the SentencePiece space."""
+    if core.normalizer is not None:
+        state = json.loads(core.normalizer.__getstate__())
+        steps = state["normalizers"] if state["type"] == "Sequence" else [state]
+        if any(step["type"] not in ("Prepend", "Replace", "NFC") for step in steps):
+            return None
+    return max((len(text.encode()) for text in core.get_vocab(with_added_tokens=True)), default=1) * 3
+
+
+def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> HFTokenizer:
+    """The tokenizer of a Hugging Face directory.
+
+    Args:
+        path: directory with ``tokenizer.json`` and, mostly, ``tokenizer_config.json`` and ``chat_template.jinja``.
+        chat_template: text of a template that replaces the model's.
+
+    Raises:
+        ModelError: files are missing or unreadable.
+    """
+    folder = Path(path)
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ModelError(f"{folder} holds no tokenizer.json; give a directory that has one with --tokenizer")
+    try:
+        core = tokenizers.Tokenizer.from_file(str(file))
+        config = _read_json(folder / "tokenizer_config.json")
+        special_map = _read_json(folder / "special_tokens_map.json")
+        single = folder / "chat_template.jinja"
+        templates = _templates(config.get("chat_template"))
+        if single.is_file():
+            templates["default"] = single.read_text()
+        for extra in sorted(folder.glob("additional_chat_templates/*.jinja")):
+            templates[extra.stem] = extra.read_text()
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises bare Exception for a broken file
+        raise ModelError(f"the tokenizer in {folder} cannot be read: {error}") from error
+    return HFTokenizer(
+        core, special=_special_texts({**special_map, **config}), chat_templates=templates, chat_template=chat_template
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.is_file() else {}
+
+
+def _templates(value: Any) -> dict[str, str]:
+    if isinstance(value, str):
+        return {"default": value}
+    return {entry["name"]: entry["template"] for entry in value or ()}
+
+
+def _special_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    texts = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            texts[name] = text
+    return texts
