@@ -13,25 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenspeed.plugins.first_party import FIRST_PARTY
 from tokenspeed.plugins.markers import ENTRY_POINT_GROUP
 
-__all__ = ["BUILTIN", "FIRST_PARTY", "Discovery", "Found", "Shadowed", "discover"]
+__all__ = ["BUILTIN", "Discovery", "Found", "Shadowed", "discover"]
 
 #: Name of the plugin inside core.
 BUILTIN = "builtin"
-
-#: Distributions that this repository ships. Automatic choice considers them without being asked; a test compares the list with ``plugins/``.
-FIRST_PARTY = frozenset(
-    {
-        "tokenspeed-core",
-        "tokenspeed-plugin-attention-sdpa",
-        "tokenspeed-plugin-attention-triton",
-        "tokenspeed-plugin-kernels-cpu",
-        "tokenspeed-plugin-kernels-triton",
-        "tokenspeed-plugin-models-llama",
-        "tokenspeed-plugin-parsers-hermes",
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,13 @@ __all__ = ["did_you_mean", "nearest"]
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """At most ``limit`` of ``known`` that resemble ``name``, best first: close spellings, then those that contain it."""
-    import difflib  # only on the way to an error message
+    """At most ``limit`` of ``known`` that resemble ``name``, best first: spellings nearly as close as the closest, then those that contain it."""
+    from difflib import SequenceMatcher  # only on the way to an error message
 
     pool = sorted(set(known))
-    lowered = {candidate.lower(): candidate for candidate in reversed(pool)}
-    close = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=limit, cutoff=0.6)]
+    ratios = {c: SequenceMatcher(None, name.lower(), c.lower()).ratio() for c in pool}
+    enough = max(0.6, max(ratios.values(), default=0.0) - 0.1)
+    close = sorted((c for c in pool if ratios[c] >= enough), key=lambda c: -ratios[c])
     needle = name.lower().replace("_", "-")
     containing = [c for c in pool if c not in close and needle and (needle in c.lower() or c.lower() in needle)]
     return (close + containing)[:limit]

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenspeed.plugins.discovery import FIRST_PARTY, Discovery, discover
+from tokenspeed.plugins.discovery import Discovery, discover
+from tokenspeed.plugins.first_party import FIRST_PARTY
 from tokenspeed.plugins.manager import PluginHost
 from tokenspeed.plugins.markers import ENTRY_POINT_GROUP
 
