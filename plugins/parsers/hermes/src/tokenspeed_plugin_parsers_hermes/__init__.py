@@ -1,0 +1,1 @@
+"""Tool-call parser for calls in hermes form."""
