@@ -5,12 +5,16 @@ Tensors are contiguous unless noted. ``layout`` is the text of a ``KVLayout``. S
 
 gemm
     ``linear(x, weight, bias=None) -> out``: x (T, K), row stride allowed; weight (N, K); bias (N); out (T, N).
+    ``linear_silu_mul(x, weight, bias=None) -> out``: weight (2 I, K), gate rows before up rows; out (T, I) is ``silu(gate) * up``. Layers use it only where a
+    kernel is meant for the objective asked for; its reference serves ``debug`` alone.
 norm
     ``rms_norm(x, weight, eps) -> out``: x (T, H), weight (H); computed in fp32.
     ``add_rms_norm(x, residual, weight, eps) -> (out, residual)``: ``residual += x`` in place, out is its norm.
 rope
     ``rotate(q, k, positions, cos_sin, head_dim, interleaved=False)``: in place on q (T, Hq * head_dim) and k (T, Hk * head_dim); positions (T) int64;
-    cos_sin (max_pos, rotary_dim) fp32, first half cosines, second half sines; rotary_dim <= head_dim.
+    cos_sin (max_pos, rotary_dim) fp32, first half cosines, second half sines; rotary_dim <= head_dim, even,
+    0 leaves q and k as they are. The first rotary_dim elements of a head are rotated; pairs are (i, i + rotary_dim / 2), or (2 i, 2 i + 1) when
+    ``interleaved``.
     ``qkv_rope_write(qkv, positions, cos_sin, q_heads, kv_heads, head_dim, k_cache, v_cache, slot_mapping, layout, q_norm=None, k_norm=None,
     eps=1e-6, interleaved=False) -> q``: splits fused rows qkv (T, (Hq + 2 Hk) * head_dim), normalises q and k heads where weights (head_dim) are given,
     rotates them, writes k and v to the pages of ``slot_mapping`` (T) int64 (-1: not written) and returns q (T, Hq, head_dim).
@@ -22,10 +26,12 @@ embedding
 cache
     ``write(k, v, k_cache, v_cache, slot_mapping, layout)``: k (T, Hk, D), v (T, Hk, Dv).
 attention
-    ``decode(q, k_cache, v_cache, page_table, seq_lens, width, scale, layout, window=0, softcap=0.0, sinks=None, prefix_intervals=None) -> out``: q (R * width, Hq, D);
-    page_table (R, P) int32, row stride allowed; seq_lens (R) int32 with the new tokens counted; the ``width`` query tokens of a row are causal;
+    ``decode(q, k_cache, v_cache, page_table, seq_lens, width, scale, layout, window=0, softcap=0.0, sinks=None, prefix_intervals=None) -> out``:
+    q (R * width, Hq, D); page_table (R, P) int32, row stride allowed; seq_lens (R) int32 with the new tokens counted; the ``width`` query tokens of a row
+    are causal;
     prefix_intervals (n, 4) int32 host array with row numbers relative to the first decode row.
-    ``extend(q, k_cache, v_cache, page_table, seq_lens, query_start, scale, layout, window=0, softcap=0.0, sinks=None) -> out``: q (T, Hq, D); query_start (R + 1) int32.
+    ``extend(q, k_cache, v_cache, page_table, seq_lens, query_start, scale, layout, window=0, softcap=0.0, sinks=None) -> out``:
+    q (T, Hq, D); query_start (R + 1) int32. In both modes out has q's shape with D of the value heads; a query token with no key to read yields zeros.
 sampling
     ``argmax(logits) -> ids``: logits (R, V), ids (R) int64; lowest index wins; a row with NaN yields -1.
 """

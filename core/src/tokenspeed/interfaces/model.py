@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -14,14 +15,33 @@ from tokenspeed.types import CacheGroup
 if TYPE_CHECKING:
     from tokenspeed.interfaces.batch import ForwardBatch
 
-__all__ = ["CausalLM", "ModelContext"]
+__all__ = ["CausalLM", "ModelContext", "WeightSlot"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSlot:
+    """A place in a module for one tensor of the checkpoint. Modules that own weights list theirs with ``weight_slots()``.
+
+    Attributes:
+        name: the tensor's name in the checkpoint.
+        parameter: name of the parameter it goes to (or into a part of), within the module.
+        shape: shape of the checkpoint's tensor, of the whole model (not of this rank's shard).
+        load: takes the whole tensor and copies this rank's part into place; may be called again.
+        ones: a scale, whose neutral value is 1 (random weights start there).
+    """
+
+    name: str
+    parameter: str
+    shape: tuple[int, ...]
+    load: Callable[[torch.Tensor], None]
+    ones: bool = False
 
 
 class ModelContext(Protocol):
     """Makes a model's layers. The model never chooses a kernel, a backend or a shard; they stand behind these methods.
 
-    ``prefix`` is the layer's name in the checkpoint; ``shard`` is ``column``, ``row`` or ``replicated``; ``group`` is the parallel group, ``attn``, ``dense`` or
-    ``moe``. Layers are ``nn.Module`` of ``tokenspeed.layers``.
+    ``prefix`` is the layer's name in the checkpoint; ``shard`` is ``column``, ``row`` or ``replicated``; ``group`` is the parallel group, ``attn``,
+    ``dense`` or ``moe``. Layers are ``nn.Module`` of ``tokenspeed.layers``.
     """
 
     dtype: torch.dtype
@@ -40,18 +60,40 @@ class ModelContext(Protocol):
         shard: str = "replicated",
         group: str = "dense",
         parts: Sequence[tuple[str, int]] = (),
+        units: Sequence[int] = (),
     ) -> nn.Module:
         """``forward(x (T, in)) -> (T, out on this rank)``. ``parts`` names the checkpoint's tensors and sizes fused along the output, for example
-        ``(("q_proj", 576), ("k_proj", 192), ("v_proj", 192))``. A ``row`` shard's output is partial; the norm that consumes it reduces it."""
+        ``(("q_proj", 576), ("k_proj", 192), ("v_proj", 192))``. A ``row`` shard's output is partial; the norm that consumes it reduces it.
+
+        ``units`` says into how many indivisible blocks (heads, say) the sharded axis of each part falls; left out, single elements. A rank takes
+        ``ceil(units / ranks)`` consecutive blocks, zeros standing in for blocks past the end; with fewer units than ranks, ranks share a block
+        (``layers.parallel.shard_slice``)."""
+
+    def gated_linear(
+        self,
+        prefix: str,
+        in_features: int,
+        intermediate: int,
+        *,
+        activation: str = "silu",
+        bias: bool = False,
+        group: str = "dense",
+        parts: tuple[str, str] = ("gate_proj", "up_proj"),
+    ) -> nn.Module:
+        """``forward(x (T, in)) -> (T, intermediate on this rank)``: the gate's activation times the up projection, column sharded, in one kernel where
+        there is one. ``parts`` names the checkpoint's gate and up tensors beside ``prefix``."""
 
     def embedding(self, prefix: str, vocab_size: int, hidden: int) -> nn.Module:
         """``forward(ids (T)) -> (T, hidden)``."""
 
-    def lm_head(self, prefix: str, vocab_size: int, hidden: int, *, tied: nn.Module | None = None, bias: bool = False) -> nn.Module:
+    def lm_head(
+        self, prefix: str, vocab_size: int, hidden: int, *, tied: nn.Module | None = None, bias: bool = False
+    ) -> nn.Module:
         """``forward(x (R, hidden)) -> (R, vocab)`` gathered over ranks; shares ``tied``'s weight where given."""
 
     def rms_norm(self, prefix: str, hidden: int, eps: float, *, reduce: str = "") -> nn.Module:
-        """``forward(x, residual=None) -> (normed, residual)``. ``reduce`` names the parallel group whose partial ``x`` is summed first."""
+        """``forward(x, residual=None) -> (normed, residual)``; a given ``residual`` is added to in place, otherwise ``x`` becomes it. ``reduce`` names
+        the parallel group whose partial ``x`` is summed first."""
 
     def attention(
         self,
@@ -67,7 +109,8 @@ class ModelContext(Protocol):
         softcap: float = 0.0,
         qk_norm_eps: float | None = None,
     ) -> nn.Module:
-        """``forward(qkv (T, (q + 2 kv) * head_dim), batch) -> (T, q * head_dim)`` with this rank's heads. ``rope`` is a ``tokenspeed.layers.RopeConfig``. With
+        """``forward(qkv (T, (q + 2 kv) * head_dim), batch) -> (T, q * head_dim)``; ``q_heads`` and ``kv_heads`` are this rank's. ``rope`` is a
+        ``tokenspeed.layers.RopeConfig``, ``None`` leaves positions out. With
         ``qk_norm_eps`` the module owns weights ``q_norm`` and ``k_norm`` under ``prefix``."""
 
     def gated_mlp_activation(self, name: str) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,11 @@ class Platform(ABC):
     @abstractmethod
     def collective_backend(self) -> str:
         """Name for ``torch.distributed.init_process_group``, for example ``gloo``."""
+
+    def allocate(self, tag: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Device allocations made inside belong to ``tag`` (``weights``, ``kv``, ``graphs``), so that the platform can release a tag's memory as a whole.
+        Default: tags are not told apart."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Wait for the device. Nothing to do where execution is synchronous."""

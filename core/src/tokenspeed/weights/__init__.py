@@ -1,1 +1,5 @@
-"""Where weights come from. The package itself imports nothing: ``describe``, ``gguf_file`` and ``gguf_tokenizer`` are torch-free, the rest is not."""
+"""Where weights come from.
+
+The package itself imports nothing: ``describe``, ``locate``, ``gguf_file``, ``gguf_config``, ``gguf_tokenizer`` and ``toy`` are torch-free and used by the
+command line; ``stream`` and what stands behind it run in engine processes.
+"""

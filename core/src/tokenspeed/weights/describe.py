@@ -122,14 +122,20 @@ def _describe_directory(name: str, path: Path, load_format: str) -> ModelDescrip
         if len(candidates) == 1 and load_format != "safetensors":
             return _describe_gguf(name, candidates[0], load_format)
         if candidates:
-            raise ConfigError(f"{path} holds {len(candidates)} GGUF files; give one of them: {', '.join(c.name for c in candidates)}")
+            raise ConfigError(
+                f"{path} holds {len(candidates)} GGUF files; give one of them: {', '.join(c.name for c in candidates)}"
+            )
         raise ModelError(f"{path} has no config.json; it is not a checkpoint in the Hugging Face layout")
     if load_format == "gguf":
-        raise ConfigError(f"{path} is a Hugging Face directory; leave --load-format at auto or give the .gguf file itself")
+        raise ConfigError(
+            f"{path} is a Hugging Face directory; leave --load-format at auto or give the .gguf file itself"
+        )
     config = _read_json(config_path)
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
-        raise ModelError(f'{config_path} names no "architectures"; add the model class that the checkpoint was saved from')
+        raise ModelError(
+            f'{config_path} names no "architectures"; add the model class that the checkpoint was saved from'
+        )
     generation_path = path / "generation_config.json"
     return ModelDescription(
         name=name,
@@ -165,13 +171,17 @@ def _safetensors_files(path: Path) -> tuple[str, ...]:
             raise ModelError(f"{index_path} names a file outside its directory: {outside[0]}")
         missing = [name for name in names if not (path / name).is_file()]
         if missing:
-            raise ModelError(f"{path} lacks {len(missing)} of {len(names)} shards that its index names, for example {missing[0]}; download them again")
+            raise ModelError(
+                f"{path} lacks {len(missing)} of {len(names)} shards that its index names, for example {missing[0]}; download them again"
+            )
         return tuple(str(path / name) for name in names)
     files = sorted(path.glob("*.safetensors"))
     if files:
         return tuple(map(str, files))
     if any(path.glob("*.bin")) or any(path.glob("*.pt")):
-        raise ModelError(f"{path} holds only pickled weights (*.bin, *.pt), which are not read; convert them to safetensors")
+        raise ModelError(
+            f"{path} holds only pickled weights (*.bin, *.pt), which are not read; convert them to safetensors"
+        )
     raise ModelError(f"{path} holds no *.safetensors; --load-format dummy runs the architecture with random weights")
 
 

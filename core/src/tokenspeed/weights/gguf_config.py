@@ -12,7 +12,11 @@ __all__ = ["gguf_to_hf_config", "hf_tensor_name"]
 # GGUF architecture -> (architectures[0], model_type). A file's architecture covers more than one Hugging Face class; the base class of the family is named.
 _ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama")}
 
-_TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 _BLOCK = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -46,7 +50,9 @@ def hf_tensor_name(name: str) -> str | None:
     layer, _, kind = rest.rpartition(".")
     if head == "blk" and index.isdigit() and layer in _BLOCK and kind in ("weight", "bias"):
         return f"model.layers.{index}.{_BLOCK[layer]}.{kind}"
-    raise ModelError(f"GGUF tensor {name!r} has no known counterpart in a Hugging Face checkpoint; use the safetensors version of this model")
+    raise ModelError(
+        f"GGUF tensor {name!r} has no known counterpart in a Hugging Face checkpoint; use the safetensors version of this model"
+    )
 
 
 def gguf_to_hf_config(file: GgufFile) -> dict[str, Any]:
@@ -118,7 +124,9 @@ def _rope_scaling(file: GgufFile, architecture: str) -> dict[str, Any] | None:
         scaling = _llama3_scaling(file, architecture)
         if scaling is not None:
             return scaling
-        raise ModelError(f"{file.path}: its rotary factors match no known scaling; use the safetensors version of this model")
+        raise ModelError(
+            f"{file.path}: its rotary factors match no known scaling; use the safetensors version of this model"
+        )
     kind = file.get(f"{architecture}.rope.scaling.type", "none")
     if kind in ("none", None):
         return None
@@ -127,7 +135,11 @@ def _rope_scaling(file: GgufFile, architecture: str) -> dict[str, Any] | None:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         original = file.get(f"{architecture}.rope.scaling.original_context_length")
-        return {"rope_type": "yarn", "factor": factor, **({"original_max_position_embeddings": int(original)} if original else {})}
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            **({"original_max_position_embeddings": int(original)} if original else {}),
+        }
     raise ModelError(f"{file.path}: rope scaling {kind!r} is not supported; use the safetensors version of this model")
 
 

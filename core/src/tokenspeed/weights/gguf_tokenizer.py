@@ -65,7 +65,9 @@ def build_tokenizer(path: str | Path) -> GgufTokenizer:
     elif family == "llama":
         tokenizer = _sentencepiece(metadata, tokens, types, special)
     else:
-        raise ModelError(f"{where}: tokenizer {family!r} is not one of 'gpt2', 'llama'; pass --tokenizer DIRECTORY with a tokenizer.json")
+        raise ModelError(
+            f"{where}: tokenizer {family!r} is not one of 'gpt2', 'llama'; pass --tokenizer DIRECTORY with a tokenizer.json"
+        )
     _add_special_tokens(tokenizer, tokens, types)
     # The default of the file format: SentencePiece vocabularies begin with BOS unless they say otherwise, byte-level ones do not.
     add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", family == "llama")) and "bos_token_id" in special
@@ -137,7 +139,9 @@ def _sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]
     )
     tokenizer = Tokenizer(model)
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="first" if prefix else "never", split=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        _SPACE, prepend_scheme="first" if prefix else "never", split=False
+    )
     steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(" ", 1, 0))
@@ -167,13 +171,23 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Control tokens are special (dropped by ``skip_special_tokens``); user-defined ones are text that is never cut."""
-    control = [AddedToken(t, special=True, normalized=False) for t, kind in zip(tokens, types, strict=True) if t and kind in (_UNKNOWN, _CONTROL)]
+    control = [
+        AddedToken(t, special=True, normalized=False)
+        for t, kind in zip(tokens, types, strict=True)
+        if t and kind in (_UNKNOWN, _CONTROL)
+    ]
     tokenizer.add_special_tokens(control)
-    user = [AddedToken(t, special=False, normalized=False) for t, kind in zip(tokens, types, strict=True) if t and kind == _USER_DEFINED]
+    user = [
+        AddedToken(t, special=False, normalized=False)
+        for t, kind in zip(tokens, types, strict=True)
+        if t and kind == _USER_DEFINED
+    ]
     tokenizer.add_tokens(user)
 
 
-def _template(tokens: list[str], special: dict[str, int], add_bos: bool, add_eos: bool) -> processors.TemplateProcessing:
+def _template(
+    tokens: list[str], special: dict[str, int], add_bos: bool, add_eos: bool
+) -> processors.TemplateProcessing:
     pairs = []
     single, double = ["$A:0"], ["$A:0", "$B:1"]
     if add_bos:

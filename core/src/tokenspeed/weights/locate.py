@@ -34,7 +34,9 @@ def locate(model: str) -> Path:
         return path.absolute()
     if _HUB_ID.fullmatch(model):
         return _from_hub(model)
-    raise ConfigError(f"no model at {model!r}: there is no such file or directory, and it is not a hub id (owner/name) or package:NAME")
+    raise ConfigError(
+        f"no model at {model!r}: there is no such file or directory, and it is not a hub id (owner/name) or package:NAME"
+    )
 
 
 def _in_package(text: str) -> Path:
@@ -62,7 +64,9 @@ def _package_root(name: str) -> Path:
         try:
             top = (importlib.metadata.distribution(name).read_text("top_level.txt") or "").split()
         except (importlib.metadata.PackageNotFoundError, ValueError):
-            raise ConfigError(f"package:{name}: no package of that name is installed; `pip install {name}` into this environment first") from None
+            raise ConfigError(
+                f"package:{name}: no package of that name is installed; `pip install {name}` into this environment first"
+            ) from None
         spec = importlib.util.find_spec(top[0]) if top else None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(f"package:{name}: it is installed but is not a package with files of its own")

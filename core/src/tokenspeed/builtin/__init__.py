@@ -1,0 +1,1 @@
+"""What core needs to run alone, contributed through the same hooks as any plugin."""

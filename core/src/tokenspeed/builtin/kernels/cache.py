@@ -1,0 +1,24 @@
+"""Writing keys and values into pages."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["write"]
+
+
+def write(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    layout: str,
+) -> None:
+    """Store k (T, Hk, D) and v (T, Hk, Dv) at ``slot_mapping`` (T) int64 = page * page_size + offset; -1 stores nothing."""
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        pages = cache if layout == "NHD" else cache.transpose(1, 2)  # (pages, page_size, Hk, D) either way, a view
+        page_size = pages.shape[1]
+        pages[slots // page_size, slots % page_size] = new[kept].to(cache.dtype)

@@ -1,0 +1,9 @@
+"""What models are made of. Models reach these through ``interfaces.model.ModelContext``; only ``RopeConfig`` and helpers are named directly."""
+
+from __future__ import annotations
+
+from tokenspeed.layers.loading import check_complete, load_weights
+from tokenspeed.layers.parallel import HeadShard, shard_heads
+from tokenspeed.layers.rotary import RopeConfig
+
+__all__ = ["HeadShard", "RopeConfig", "check_complete", "load_weights", "shard_heads"]

@@ -1,0 +1,38 @@
+"""Random weights, the same for one model and seed whatever the number of ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import torch
+
+from tokenspeed.interfaces.model import WeightSlot
+
+__all__ = ["SlotOwner", "dummy_weights"]
+
+_SPREAD = 0.02
+
+
+class SlotOwner(Protocol):
+    """A module that lists its weight slots."""
+
+    def weight_slots(self) -> Iterable[WeightSlot]:
+        """The module's slots."""
+
+
+def dummy_weights(model: torch.nn.Module, *, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """A checkpoint for ``model``: normal(0, 0.02) fp32 for each slot, scales around 1.
+
+    Every tensor has a generator of its own, seeded by its name, so that it does not depend on what else there is or on the rank's share.
+    """
+    for module in model.modules():
+        slots = getattr(module, "weight_slots", None)
+        if slots is None:
+            continue
+        for slot in slots():
+            digest = hashlib.sha256(f"{seed}:{slot.name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+            tensor = torch.randn(slot.shape, generator=generator) * _SPREAD
+            yield slot.name, tensor + 1.0 if slot.ones else tensor
