@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import numpy as np
@@ -12,7 +12,7 @@ from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.attention import LayerKV
 from tokenspeed.types import CacheGroup, KVLayout
 
-__all__ = ["KVPool", "pages_in_budget", "pages_in_tokens"]
+__all__ = ["KVPool", "pages_in_budget", "pages_in_tokens", "storage_bytes"]
 
 
 def pages_in_tokens(max_total_tokens: int, page_size: int) -> int:
@@ -110,3 +110,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     # numpy's zeros come from calloc: the system hands out zero pages on first touch, where torch.zeros would write them all now.
     raw = torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, dtype=np.uint8))
     return raw.view(dtype).view(shape)
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the storage behind ``tensors``; what several share (tied weights, views) counts once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

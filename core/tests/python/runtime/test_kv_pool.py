@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tokenspeed.errors import ConfigError
-from tokenspeed.runtime.kv_pool import KVPool, pages_in_budget, pages_in_tokens
-from tokenspeed.runtime.memory import MemoryLedger
+from tokenspeed.runtime.kv_pool import KVPool, pages_in_budget, pages_in_tokens, storage_bytes
 from tokenspeed.types import CacheGroup, KVLayout
 
 GROUP = CacheGroup(kind="full", layers=(0, 1), kv_heads=3, head_dim=8, v_head_dim=6)
@@ -40,7 +39,4 @@ def test_a_pool_without_a_page_is_refused_naming_the_flag():
 
 def test_shared_storage_is_counted_once():
     weight = torch.zeros(10, 4)
-    ledger = MemoryLedger()
-    ledger.add("weights", [weight, weight.view(4, 10), torch.zeros(2)])
-    assert ledger.nbytes("weights") == 160 + 8
-    assert ledger.nbytes("kv") == 0
+    assert storage_bytes([weight, weight.view(4, 10), torch.zeros(2)]) == 160 + 8

@@ -1,0 +1,293 @@
+"""From an assembly to what runs on one rank: platform, groups, model, KV pool, backends, executor; and on rank 0 the loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tokenspeed._scheduler import Scheduler, SchedulerConfig
+from tokenspeed.engine.assembly import Assembly
+from tokenspeed.engine.channel import Channel
+from tokenspeed.engine.control import Control
+from tokenspeed.engine.end_tokens import end_token_ids
+from tokenspeed.engine.event_loop import EventLoop, Executor
+from tokenspeed.engine.gauges import Gauges
+from tokenspeed.engine.requests import Admission
+from tokenspeed.engine.scheduling import scheduler_config
+from tokenspeed.errors import ModelError
+from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
+from tokenspeed.interfaces.kernel import KernelContext, KernelRequest
+from tokenspeed.interfaces.model import CausalLM
+from tokenspeed.interfaces.platform import Platform, PlatformContext
+from tokenspeed.layers.attention import Attention, bind_kv
+from tokenspeed.layers.context import LayerContext
+from tokenspeed.layers.dtypes import dtype_from_name, short_name
+from tokenspeed.layers.loading import check_complete
+from tokenspeed.layers.parallel import ParallelGroups
+from tokenspeed.messages import EngineInfo
+from tokenspeed.plugins.events import ModelLoadedContext
+from tokenspeed.plugins.kernel_select import KernelRegistry
+from tokenspeed.plugins.selection import load_target
+from tokenspeed.runtime.executor import ModelExecutor
+from tokenspeed.runtime.forward import eager
+from tokenspeed.runtime.kv_pool import KVPool, pages_in_budget, pages_in_tokens, storage_bytes
+from tokenspeed.runtime.page_tables import PageTables
+from tokenspeed.runtime.parallel import TalkingGroup, join_ranks
+from tokenspeed.runtime.sampler import Sampler
+from tokenspeed.runtime.slot_sampling import SlotSampling
+from tokenspeed.types import CacheGroup
+from tokenspeed.weights.stream import iterate_weights
+
+__all__ = ["Rank", "build_loop", "build_rank"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """What one rank runs with. ``load_seconds`` is how long the weights took."""
+
+    executor: ModelExecutor
+    platform: Platform
+    pool: KVPool
+    weight_bytes: int
+    vocab_size: int
+    load_seconds: float
+
+
+def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, directory: Path | None = None) -> Rank:
+    """Make everything that executes plans on this rank; with several ranks, returns when all of them have come this far.
+
+    Args:
+        directory: private directory that the ranks share; not needed by one rank.
+
+    Raises:
+        ConfigError, ModelError, PluginError: what was wrong, in words for the user.
+    """
+    config = assembly.config
+    platform = _platform(assembly, rank, world_size)
+    groups, everyone = ParallelGroups(), None
+    if directory is not None and world_size > 1:
+        groups, everyone = join_ranks(platform.collective_backend(), directory=directory, rank=rank, size=world_size)
+    kernels = _kernels(assembly, platform)
+    model, seconds = _load_model(assembly, platform, kernels, groups, progress=rank == 0)
+    assembly.events.model_loaded(
+        ModelLoadedContext(model=model, model_path=assembly.model.path, rank=rank, seconds=seconds)
+    )
+    cache_groups = model.cache_groups(assembly.model.hf_config, groups["attn"].size)
+    pages = _count_pages(assembly, platform, cache_groups, everyone)
+    kv_dtype = dtype_from_name(config.kv_cache_dtype)
+    with platform.allocate("kv"):
+        pool = KVPool(
+            cache_groups,
+            layout=assembly.kv_layout,
+            page_sizes=[assembly.page_size] * len(cache_groups),
+            num_pages=[pages] * len(cache_groups),
+            dtype=kv_dtype,
+            device=platform.device,
+        )
+    plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages)
+    backends = _bind_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
+    return Rank(
+        executor=_executor(assembly, platform, model, pool, kernels, backends, plan_shape),
+        platform=platform,
+        pool=pool,
+        weight_bytes=storage_bytes([*model.parameters(), *model.buffers()]),
+        vocab_size=_vocab_size(assembly),
+        load_seconds=seconds,
+    )
+
+
+def build_loop(
+    assembly: Assembly, rank: Rank, *, channel: Channel, executor: Executor | None = None
+) -> tuple[EventLoop, EngineInfo]:
+    """The loop of rank 0 around ``executor`` (default: the rank's own), and what the engine says of itself."""
+    config = assembly.config
+    scheduler = Scheduler(scheduler_config(config, num_pages=rank.pool.num_pages))
+    gauges = Gauges(scheduler)
+    info = _info(assembly, rank)
+    loop = EventLoop(
+        scheduler=scheduler,
+        executor=executor or rank.executor,
+        admission=Admission(
+            vocab_size=rank.vocab_size,
+            end_ids=end_token_ids(assembly.model.config, assembly.model.generation),
+            seed=config.seed,
+        ),
+        channel=channel,
+        control=Control(scheduler=scheduler, gauges=gauges, info=info),
+        gauges=gauges,
+        overlap_depth=scheduler.config.overlap_depth,
+    )
+    return loop, info
+
+
+def _platform(assembly: Assembly, rank: int, world_size: int) -> Platform:
+    context = PlatformContext(
+        local_rank=rank,
+        local_world_size=world_size,
+        threads=assembly.config.num_threads,
+        options=assembly.options_of("platform"),
+    )
+    platform: Platform = load_target(assembly.platform_spec.target)(context)
+    platform.init_process()
+    return platform
+
+
+def _kernels(assembly: Assembly, platform: Platform) -> KernelRegistry:
+    shared: dict[str, Any] = {}
+
+    def context(plugin: str) -> KernelContext:
+        return KernelContext(
+            device=platform.device,
+            threads=torch.get_num_threads(),
+            shared=shared,
+            options=assembly.options.get(plugin, {}),
+        )
+
+    return assembly.kernel_registry(context, capability=platform.capability)
+
+
+def _load_model(
+    assembly: Assembly, platform: Platform, kernels: KernelRegistry, groups: ParallelGroups, *, progress: bool
+) -> tuple[CausalLM, float]:
+    began_s = time.monotonic()
+    config = assembly.config
+    dtype = dtype_from_name(config.dtype)
+    context = LayerContext(
+        dtype=dtype,
+        device=platform.device,
+        select_kernel=kernels.select,
+        groups=groups,
+        kv_layout=assembly.kv_layout,
+        kv_dtype=dtype_from_name(config.kv_cache_dtype),
+        max_positions=config.max_model_len or 0,
+        allocate=platform.allocate,
+    )
+    model: CausalLM = load_target(assembly.model_spec.target)(assembly.model.hf_config, context)
+    filled = model.load_weights(iterate_weights(assembly.model, model=model, progress=progress))
+    check_complete(model, filled)
+    model.eval()
+    return model, time.monotonic() - began_s
+
+
+def _count_pages(
+    assembly: Assembly, platform: Platform, groups: Sequence[CacheGroup], everyone: TalkingGroup | None
+) -> int:
+    """Pages of each group, the same on all ranks."""
+    config = assembly.config
+    if config.max_total_tokens is not None:
+        return pages_in_tokens(config.max_total_tokens, assembly.page_size)
+    budget = config.kv_cache_memory_bytes
+    if budget is None:
+        budget = platform.kv_memory_bytes(config.gpu_memory_utilization)
+    element_bytes = dtype_from_name(config.kv_cache_dtype).itemsize
+    pages = pages_in_budget(groups, assembly.page_size, element_bytes, budget)
+    return pages if everyone is None else everyone.smallest(pages)
+
+
+def _bind_backends(
+    assembly: Assembly,
+    platform: Platform,
+    model: CausalLM,
+    pool: KVPool,
+    kernels: KernelRegistry,
+    max_tokens: int,
+) -> list[AttentionBackend]:
+    """Make a backend for each phase and cache group (one for both phases where they are the same) and attach them to the layers."""
+    config = assembly.config
+    heads = {module.layer_index: module.q_heads for module in model.modules() if isinstance(module, Attention)}
+    pairs: list[tuple[AttentionBackend, AttentionBackend]] = []
+    for index, group in enumerate(pool.groups):
+        made: dict[str, AttentionBackend] = {}
+        for phase, spec in assembly.attention.items():
+            if spec.target not in made:
+                made[spec.target] = load_target(spec.target)(
+                    AttentionContext(
+                        q_heads=heads[group.layers[0]],
+                        group=group,
+                        group_index=index,
+                        layout=pool.layout,
+                        page_size=pool.page_sizes[index],
+                        dtype=dtype_from_name(config.dtype),
+                        kv_dtype=dtype_from_name(config.kv_cache_dtype),
+                        device=platform.device,
+                        max_rows=_set(config.max_num_seqs),
+                        max_tokens=max_tokens,
+                        max_model_len=_set(config.max_model_len),
+                        select_kernel=kernels.select,
+                        options=assembly.options_of(f"attention.{phase}"),
+                    )
+                )
+        extend, decode = assembly.attention["extend"], assembly.attention["decode"]
+        pairs.append((made[extend.target], made[decode.target]))
+    bind_kv(model, pool, pairs)
+    return [backend for pair in pairs for backend in pair]
+
+
+def _executor(
+    assembly: Assembly,
+    platform: Platform,
+    model: CausalLM,
+    pool: KVPool,
+    kernels: KernelRegistry,
+    backends: Sequence[AttentionBackend],
+    plan_shape: SchedulerConfig,
+) -> ModelExecutor:
+    config = assembly.config
+    vocab_size = _vocab_size(assembly)
+    request = KernelRequest(
+        family="sampling",
+        mode="argmax",
+        dtype=short_name(dtype_from_name(config.dtype)),
+        shape={"vocab_size": vocab_size},
+    )
+    state = SlotSampling(max_slots=_set(config.max_num_seqs), vocab_size=vocab_size, device=platform.device)
+    # A row may hold a page more than its length needs: the step that reaches the limit is planned with room to spare.
+    columns = [-(-_set(config.max_model_len) // size) + 1 for size in pool.page_sizes]
+    return ModelExecutor(
+        model=model,
+        forward=eager(model, backends),
+        sampler=Sampler(state, kernels.select(request)),
+        state=state,
+        tables=PageTables(max_slots=_set(config.max_num_seqs), max_pages=columns, device=platform.device),
+        page_sizes=pool.page_sizes,
+        max_rows=_set(config.max_num_seqs),
+        max_tokens=plan_shape.max_step_tokens,
+        device=platform.device,
+    )
+
+
+def _info(assembly: Assembly, rank: Rank) -> EngineInfo:
+    config = assembly.config
+    plain: Mapping[str, Any] = msgspec.to_builtins(config)
+    return EngineInfo(
+        max_model_len=_set(config.max_model_len),
+        vocab_size=rank.vocab_size,
+        page_size=assembly.page_size,
+        kv_pages=rank.pool.num_pages[0],
+        kv_bytes=rank.pool.nbytes,
+        weight_bytes=rank.weight_bytes,
+        dtype=config.dtype,
+        device=rank.platform.describe(),
+        load_seconds=rank.load_seconds,
+        plan=assembly.plan.to_json(),
+        config=dict(plain),
+    )
+
+
+def _vocab_size(assembly: Assembly) -> int:
+    size = assembly.model.hf_config.vocab_size
+    if not isinstance(size, int):
+        raise ModelError(f"the model's configuration has vocab_size {size!r}; it must be a number")
+    return size
+
+
+def _set(value: int | None) -> int:
+    """A setting that assembly has resolved."""
+    assert value is not None, "assembly resolves every limit"
+    return value

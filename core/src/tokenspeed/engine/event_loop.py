@@ -1,0 +1,262 @@
+"""The engine's loop. One step, four verbs: plan, execute, advance, emit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tokenspeed._scheduler import AdvanceResult, ExecutionPlan, Scheduler
+from tokenspeed.engine.channel import Channel
+from tokenspeed.engine.control import Control
+from tokenspeed.engine.gauges import Gauges
+from tokenspeed.engine.outputs import REASONS, Judgement, judge, output_of, take_prompt_logprobs, token_logprobs
+from tokenspeed.engine.rate_limit import RateLimitedLog
+from tokenspeed.engine.requests import Admission, LiveRequest
+from tokenspeed.engine.scheduling import request_spec
+from tokenspeed.errors import RequestError
+from tokenspeed.messages import (
+    AbortRequest,
+    ControlRequest,
+    GenerateRequest,
+    Outputs,
+    StopRequest,
+    ToEngine,
+    TokenLogprobs,
+    TokenOutput,
+)
+from tokenspeed.runtime.executor import StepResult
+from tokenspeed.runtime.plan import NEW_IN_SLOT, PlanView, SlotRequest
+from tokenspeed.types import FinishReason
+
+__all__ = ["EventLoop", "Executor", "now_us"]
+
+_log = logging.getLogger(__name__)
+
+#: How long to wait for messages where requests wait and no plan can run; nothing in the engine itself would change that.
+_STALLED_S = 0.01
+
+
+def now_us() -> int:
+    """The engine's clock: microseconds, never backwards."""
+    return time.monotonic_ns() // 1000
+
+
+class Executor(Protocol):
+    """What executes plans: the one rank's ``ModelExecutor``, or the leader of several ranks."""
+
+    def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> StepResult:
+        """Run a plan; see ``ModelExecutor.execute``."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A plan that was executed and not advanced yet. ``ids`` are its rows' request ids: the plan's own arrays do not live as long."""
+
+    plan_id: int
+    ids: list[int]
+    result: StepResult
+    step_us: int
+
+
+class EventLoop:
+    """Drives one scheduler and one executor.
+
+    Args:
+        overlap_depth: plans that may be executed before the results of the plan before them are advanced; 0 or 1.
+        clock: microseconds; another one than ``now_us`` makes times repeatable.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        admission: Admission,
+        channel: Channel,
+        control: Control,
+        gauges: Gauges,
+        overlap_depth: int = 0,
+        clock: Callable[[], int] = now_us,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._admission = admission
+        self._channel = channel
+        self._control = control
+        self._gauges = gauges
+        self._depth = overlap_depth
+        self._clock = clock
+        self._flights: deque[_Flight] = deque()
+        self._by_id: dict[int, LiveRequest] = {}
+        self._by_rid: dict[int, LiveRequest] = {}
+        self._outbox: list[TokenOutput] = []
+        self._unknown = RateLimitedLog(_log)
+
+    def run(self) -> None:
+        """Serve until a control request ends it. An exception of a step is not caught here: it ends the engine."""
+        wait_s: float | None = 0
+        while not self._control.stopping:
+            self.take(self._channel.receive(wait_s))
+            progressed = self.step()
+            wait_s = 0 if progressed else (_STALLED_S if self.busy else None)
+        self._end_all()
+
+    @property
+    def busy(self) -> bool:
+        """Requests live or plans are in flight."""
+        return bool(self._flights or self._by_id)
+
+    def step(self) -> bool:
+        """Plan, execute, advance, emit. False when there was nothing to run."""
+        plan = self._plan()
+        if plan is not None:
+            self._flights.append(self._execute(plan))
+        ready = len(self._flights) - (self._depth if plan is not None else 0)
+        for _ in range(ready):
+            flight = self._flights.popleft()
+            self._emit(flight, *self._advance(flight))
+        self._send(idle=plan is None and not ready)
+        return plan is not None or ready > 0
+
+    def _plan(self) -> ExecutionPlan | None:
+        """The next plan; ``None`` when it has no rows."""
+        now = self._clock()
+        plan = self._scheduler.next_execution_plan(now)
+        for number in plan.retracted_ids.tolist():
+            if (request := self._by_id.get(number)) is not None:
+                request.retract(now)
+        self._ended(plan.finished_ids.tolist(), plan.finished_reasons.tolist())
+        return plan if plan.num_rows else None
+
+    def _execute(self, plan: ExecutionPlan) -> _Flight:
+        began = self._clock()
+        ids = plan.request_ids.tolist()
+        new = []
+        for row in np.flatnonzero(plan.flags & NEW_IN_SLOT).tolist():
+            # One that was aborted in this very moment still runs its step; its parameters no longer matter.
+            if (request := self._by_id.get(ids[row])) is not None:
+                new.append(request.enter_slot(int(plan.slots[row]), int(plan.context_lens[row]), began))
+        result = self._executor.execute(plan, new)
+        return _Flight(plan.plan_id, ids, result, self._clock() - began)
+
+    def _advance(self, flight: _Flight) -> tuple[list[Judgement], AdvanceResult]:
+        """Judge the rows' tokens and tell the scheduler."""
+        requests = [self._by_id.get(number) for number in flight.ids]
+        take_prompt_logprobs(requests, flight.result.prompt_logprobs)
+        judgements, counts, outcomes = judge(requests, flight.result)
+        self._gauges.stepped(sum(len(judgement.tokens) for judgement in judgements))
+        advanced = self._scheduler.advance(flight.plan_id, counts, flight.result.tokens, outcomes, flight.step_us)
+        return judgements, advanced
+
+    def _emit(self, flight: _Flight, judgements: list[Judgement], advanced: AdvanceResult) -> None:
+        """Tell what the rows yielded and which requests ended with it."""
+        now = self._clock()
+        ids, reasons = advanced.finished_ids.tolist(), advanced.finished_reasons.tolist()
+        finishes = {number: REASONS[reason] for number, reason in zip(ids, reasons, strict=True)}
+        logprobs = _logprobs_by_row(flight.result)
+        for judgement in judgements:
+            request = judgement.request
+            finish = finishes.get(request.id)
+            self._outbox.append(output_of(judgement, finish, logprobs.get(judgement.row), now))
+            if finish is not None:
+                self._forget(request, finish)
+        self._ended(ids, reasons)
+
+    def take(self, messages: Sequence[ToEngine]) -> None:
+        """Handle messages in order; new requests that stand together are submitted together."""
+        waiting: list[LiveRequest] = []
+        for message in messages:
+            if isinstance(message, GenerateRequest):
+                self._admit(message, waiting)
+                continue
+            self._submit(waiting)
+            if isinstance(message, AbortRequest):
+                self._cut(message.rid, FinishReason.ABORT)
+            elif isinstance(message, StopRequest):
+                self._cut(message.rid, FinishReason.STOP)
+            else:
+                self._answer(message)
+        self._submit(waiting)
+
+    def _admit(self, message: GenerateRequest, waiting: list[LiveRequest]) -> None:
+        if message.rid in self._by_rid:
+            self._unknown.warning("Request %d is live already; the second one of that number is ignored", message.rid)
+            return
+        try:
+            request = self._admission.admit(message, self._clock())
+        except RequestError as error:
+            self._refuse(message.rid, error.message)
+            return
+        self._by_id[request.id] = self._by_rid[request.rid] = request
+        waiting.append(request)
+
+    def _submit(self, waiting: list[LiveRequest]) -> None:
+        if not waiting:
+            return
+        results = self._scheduler.submit_requests([request_spec(request) for request in waiting], self._clock())
+        for request, result in zip(waiting, results, strict=True):
+            if not result.accepted:
+                self._forget(request, None)
+                self._refuse(request.rid, result.reason)
+        waiting.clear()
+        self._gauges.changed()
+
+    def _refuse(self, rid: int, reason: str) -> None:
+        self._outbox.append(TokenOutput(rid=rid, tokens=[], finish=FinishReason.ERROR.value, error=reason))
+        self._gauges.ended(FinishReason.ERROR)
+
+    def _cut(self, rid: int, reason: FinishReason) -> None:
+        """End a request at once, in whatever state. Late results of a step in flight find no request and are dropped."""
+        request = self._by_rid.get(rid)
+        if request is None:
+            self._unknown.warning("Request %d is not live; the message to end it is ignored", rid)
+            return
+        self._scheduler.abort(request.id)
+        self._finish(request, reason)
+
+    def _ended(self, ids: list[int], reasons: list[int]) -> None:
+        """Requests that the scheduler ended and that nobody has told of yet."""
+        for number, reason in zip(ids, reasons, strict=True):
+            if (request := self._by_id.get(number)) is not None:
+                self._finish(request, REASONS[reason])
+
+    def _finish(self, request: LiveRequest, reason: FinishReason) -> None:
+        self._outbox.append(
+            TokenOutput(rid=request.rid, tokens=[], finish=reason.value, stats=request.stats(self._clock()))
+        )
+        self._forget(request, reason)
+
+    def _forget(self, request: LiveRequest, reason: FinishReason | None) -> None:
+        del self._by_id[request.id], self._by_rid[request.rid]
+        if reason is not None:
+            self._gauges.ended(reason)
+
+    def _answer(self, message: ControlRequest) -> None:
+        self._channel.send(self._control.answer(message))
+        self._gauges.changed()
+
+    def _send(self, *, idle: bool) -> None:
+        """Everything since the last message, in one; figures with it when they are due."""
+        stats = self._gauges.due(self._clock(), idle=idle)
+        if self._outbox or stats is not None:
+            self._channel.send(Outputs(self._outbox, stats))
+            self._outbox = []
+
+    def _end_all(self) -> None:
+        """The engine ends in good order: what still lives is told so."""
+        for request in list(self._by_id.values()):
+            self._finish(request, FinishReason.ABORT)
+        self._send(idle=True)
+
+
+def _logprobs_by_row(result: StepResult) -> dict[int, list[TokenLogprobs]]:
+    if result.logprobs is None or result.logprob_rows is None or result.top is None:
+        return {}
+    entries = token_logprobs(result.logprobs, result.top.tolist())
+    return {row: [entry] for row, entry in zip(result.logprob_rows.tolist(), entries, strict=True)}

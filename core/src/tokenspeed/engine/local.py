@@ -1,0 +1,90 @@
+"""The engine inside the calling process: offline use and tests. The same loop, stepped by the caller."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenspeed.engine.assembly import Assembly
+from tokenspeed.engine.build import build_loop, build_rank
+from tokenspeed.engine.channel import LocalChannel
+from tokenspeed.errors import ConfigError
+from tokenspeed.messages import (
+    AbortRequest,
+    ControlReply,
+    ControlRequest,
+    GenerateRequest,
+    Outputs,
+    SamplingParams,
+    StopRequest,
+    TokenOutput,
+)
+
+__all__ = ["LocalEngine"]
+
+
+class LocalEngine:
+    """One rank, driven by ``step``. Not thread safe.
+
+    Args:
+        assembly: for one rank; several need processes of their own (``engine.launch``).
+
+    Raises:
+        ConfigError: the assembly asks for several ranks.
+    """
+
+    def __init__(self, assembly: Assembly) -> None:
+        if assembly.config.parallel.world_size > 1:
+            raise ConfigError("an engine inside this process has one rank; leave out --tensor-parallel-size")
+        self._channel = LocalChannel()
+        self._loop, self.info = build_loop(assembly, build_rank(assembly), channel=self._channel)
+        self._rids = itertools.count()
+
+    def add_request(
+        self, tokens: Sequence[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+    ) -> int:
+        """Queue a prompt; the number that its outputs carry. A prompt that cannot run ends with an error output."""
+        rid = next(self._rids)
+        packed = np.asarray(tokens, dtype="<i4").tobytes()
+        self._channel.to_engine.append(GenerateRequest(rid, packed, params, 0.0, priority, salt))
+        return rid
+
+    def abort(self, rid: int) -> None:
+        """End a request at once; an ``abort`` output follows if it was alive."""
+        self._channel.to_engine.append(AbortRequest(rid))
+
+    def stop(self, rid: int) -> None:
+        """End a request in good order: a stop string matched."""
+        self._channel.to_engine.append(StopRequest(rid))
+
+    def control(self, method: str) -> ControlReply:
+        """Carry out a control operation now; outputs told meanwhile stay for the next ``step``."""
+        self._channel.to_engine.append(ControlRequest(0, method))
+        self._loop.take(self._channel.receive(0))
+        reply = next(m for m in self._channel.from_engine if isinstance(m, ControlReply))
+        self._channel.from_engine.remove(reply)
+        return reply
+
+    @property
+    def busy(self) -> bool:
+        """Requests wait, run, or have outputs in flight."""
+        return self._loop.busy or bool(self._channel.to_engine or self._channel.from_engine)
+
+    def step(self) -> list[TokenOutput]:
+        """Take what was queued, run one step, and return what it told."""
+        self._loop.take(self._channel.receive(0))
+        self._loop.step()
+        messages = list(self._channel.from_engine)
+        self._channel.from_engine.clear()
+        return [item for message in messages if isinstance(message, Outputs) for item in message.items]
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[TokenOutput]]:
+        """Run prompts to their ends, all at once; each one's outputs in order."""
+        rids = [self.add_request(prompt, params) for prompt in prompts]
+        outputs: dict[int, list[TokenOutput]] = {rid: [] for rid in rids}
+        while self.busy:
+            for item in self.step():
+                outputs[item.rid].append(item)
+        return [outputs[rid] for rid in rids]

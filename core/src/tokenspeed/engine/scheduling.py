@@ -1,0 +1,41 @@
+"""The engine's face of the C++ scheduler: its configuration, and requests as it wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenspeed._scheduler import CacheGroupConfig, RequestSpec, SchedulerConfig
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.requests import LiveRequest
+
+__all__ = ["request_spec", "scheduler_config"]
+
+
+def scheduler_config(config: EngineConfig, *, num_pages: Sequence[int]) -> SchedulerConfig:
+    """The scheduler's configuration for resolved settings; ``num_pages`` per cache group. Every rank makes the same one, for the sizes of its buffers."""
+    return SchedulerConfig(
+        groups=[CacheGroupConfig(page_size=_set(config.block_size), num_pages=pages) for pages in num_pages],
+        max_num_seqs=_set(config.max_num_seqs),
+        max_batched_tokens=_set(config.chunked_prefill_size),
+        max_model_len=_set(config.max_model_len),
+        overlap_depth=0 if config.disable_overlap_schedule else 1,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_step_us=int(config.max_step_ms * 1000),
+    )
+
+
+def request_spec(request: LiveRequest) -> RequestSpec:
+    """``request`` for the scheduler. Log probabilities of a prompt need all of it computed: nothing may be reused."""
+    return RequestSpec(
+        id=request.id,
+        tokens=request.prompt_ids(),
+        max_new_tokens=request.params.max_new_tokens,
+        salt=request.salt,
+        priority=request.priority,
+        max_reuse_tokens=0 if request.prompt_logprobs is not None else -1,
+    )
+
+
+def _set(value: int | None) -> int:
+    assert value is not None, "assembly resolves every limit"
+    return value

@@ -1,0 +1,210 @@
+"""An engine around a stand-in model whose next token is a hash of every token it finds in its KV pages.
+
+A wrong page, position, input id or late result changes the hash, so equal tokens mean that the whole way from request to output is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tokenspeed._scheduler import Scheduler
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.channel import LocalChannel
+from tokenspeed.engine.control import Control
+from tokenspeed.engine.event_loop import EventLoop
+from tokenspeed.engine.gauges import Gauges
+from tokenspeed.engine.requests import Admission
+from tokenspeed.engine.scheduling import scheduler_config
+from tokenspeed.interfaces.batch import ForwardBatch
+from tokenspeed.interfaces.model import CausalLM
+from tokenspeed.messages import ControlRequest, EngineInfo, GenerateRequest, Outputs, SamplingParams, TokenOutput
+from tokenspeed.runtime.executor import ModelExecutor
+from tokenspeed.runtime.kv_pool import KVPool
+from tokenspeed.runtime.page_tables import PageTables
+from tokenspeed.runtime.sampler import Sampler
+from tokenspeed.runtime.slot_sampling import SlotSampling
+from tokenspeed.types import CacheGroup, KVLayout
+
+CPU = torch.device("cpu")
+VOCAB = 997
+PAGE = 4
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What the stand-in model says after ``tokens``."""
+    state = 7
+    for token in tokens:
+        state = (state * 31 + token + 1) % 1_000_003
+    return state % VOCAB
+
+
+def continuation(prompt: Sequence[int], count: int) -> list[int]:
+    """``count`` greedy tokens after ``prompt``."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class HashModel(CausalLM):
+    """Writes each token id to its page and hashes what the page table shows. ``poison``: a last token whose logits are NaN."""
+
+    def __init__(self, pool: KVPool, poison: int | None = None) -> None:
+        super().__init__()
+        self.pages = pool.layer(0).k  # (pages, page_size, 1, 1)
+        self.poison = poison
+
+    @classmethod
+    def cache_groups(cls, config: Any, tp_size: int) -> list[CacheGroup]:
+        return [CacheGroup(kind="full", layers=(0,), kv_heads=1, head_dim=1, v_head_dim=1)]
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        self.pages.view(-1)[batch.slot_mapping[0]] = batch.input_ids.float() + 1
+        hidden = []
+        start = batch.query_start.tolist()
+        for row in range(batch.num_rows):
+            seq_len = int(batch.seq_lens[row])
+            table = batch.page_tables[0][row, : -(-seq_len // PAGE)].long()
+            context = (self.pages[table].reshape(-1)[:seq_len] - 1).long().tolist()
+            new = start[row + 1] - start[row]
+            assert batch.positions[start[row] : start[row + 1]].tolist() == list(range(seq_len - new, seq_len))
+            hidden += [(next_token(context[: seq_len - new + i + 1]), context[seq_len - new + i]) for i in range(new)]
+        return torch.tensor(hidden, dtype=torch.float32)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = -(torch.arange(VOCAB)[None] - hidden[:, :1]).abs()
+        if self.poison is not None:
+            logits[hidden[:, 1] == self.poison, 3] = float("nan")
+        return logits
+
+    def load_weights(self, weights: Any) -> set[str]:
+        return set()
+
+
+class Rig:
+    """One engine, stepped by hand."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 64,
+        max_num_seqs: int = 8,
+        budget: int = 64,
+        max_model_len: int = 200,
+        overlap: bool = False,
+        prefix_caching: bool = True,
+        end_ids: Sequence[int] = (),
+        poison: int | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        groups = HashModel.cache_groups(None, 1)
+        pool = KVPool(
+            groups, layout=KVLayout.NHD, page_sizes=[PAGE], num_pages=[pages], dtype=torch.float32, device=CPU
+        )
+        settings = EngineConfig(
+            model="hash",
+            block_size=PAGE,
+            max_num_seqs=max_num_seqs,
+            chunked_prefill_size=budget,
+            max_model_len=max_model_len,
+            disable_overlap_schedule=not overlap,
+            enable_prefix_caching=prefix_caching,
+        )
+        self.scheduler = Scheduler(scheduler_config(settings, num_pages=[pages]))
+        model = HashModel(pool, poison)
+        state = SlotSampling(max_slots=max_num_seqs, vocab_size=VOCAB, device=CPU)
+        tables = PageTables(max_slots=max_num_seqs, max_pages=[-(-max_model_len // PAGE) + 1], device=CPU)
+        self.executor = ModelExecutor(
+            model=model,
+            forward=model,
+            sampler=Sampler(state, _argmax),
+            state=state,
+            tables=tables,
+            page_sizes=[PAGE],
+            max_rows=max_num_seqs,
+            max_tokens=self.scheduler.config.max_step_tokens,
+            device=CPU,
+        )
+        self.channel = LocalChannel()
+        self.gauges = Gauges(self.scheduler)
+        info = EngineInfo(max_model_len, VOCAB, PAGE, pages, pool.nbytes, 0, "float32", "cpu", 0.0, {}, {})
+        self.control = Control(scheduler=self.scheduler, gauges=self.gauges, info=info)
+        extra = {} if clock is None else {"clock": clock}
+        self.loop = EventLoop(
+            scheduler=self.scheduler,
+            executor=self.executor,
+            admission=Admission(vocab_size=VOCAB, end_ids=end_ids, seed=0),
+            channel=self.channel,
+            control=self.control,
+            gauges=self.gauges,
+            overlap_depth=int(overlap),
+            **extra,
+        )
+        self.outputs: dict[int, list[TokenOutput]] = {}
+        self.stats: list[Any] = []
+        self.replies: list[Any] = []
+
+    def add(self, rid: int, prompt: Sequence[int], *, priority: int = 0, salt: bytes = b"", **params: Any) -> None:
+        params = {"max_new_tokens": 8, "temperature": 0.0, **params}
+        tokens = np.array(prompt, dtype="<i4").tobytes()
+        self.send(GenerateRequest(rid, tokens, SamplingParams(**params), 0.0, priority, salt))
+
+    def send(self, message: Any) -> None:
+        self.channel.to_engine.append(message)
+
+    def ask(self, method: str) -> Any:
+        self.send(ControlRequest(1, method))
+        self.turn()
+        return self.replies.pop()
+
+    def turn(self) -> bool:
+        """Take messages, make one step, file what it told; true while there may be more to do."""
+        self.loop.take(self.channel.receive(0))
+        progressed = self.loop.step()
+        self.scheduler.check_integrity()
+        while self.channel.from_engine:
+            message = self.channel.from_engine.popleft()
+            if not isinstance(message, Outputs):
+                self.replies.append(message)
+                continue
+            if message.stats is not None:
+                self.stats.append(message.stats)
+            for item in message.items:
+                self.outputs.setdefault(item.rid, []).append(item)
+        return progressed
+
+    def run(self, limit: int = 2000) -> None:
+        for _ in range(limit):
+            if not self.turn() and not self.loop.busy and not self.channel.to_engine:
+                return
+        raise AssertionError("the engine did not come to rest")
+
+    def tokens(self, rid: int) -> list[int]:
+        return [token for item in self.outputs.get(rid, []) for token in item.tokens]
+
+    def last(self, rid: int) -> TokenOutput:
+        ends = [item for item in self.outputs.get(rid, []) if item.finish]
+        assert len(ends) == 1, "a request ends exactly once"
+        assert self.outputs[rid][-1] is ends[0], "and says nothing after that"
+        return ends[0]
+
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.isnan(logits).any(dim=-1), -1, logits.argmax(dim=-1))
+
+
+@pytest.fixture
+def make_rig() -> type[Rig]:
+    """Makes engines."""
+    return Rig
+
+
+@pytest.fixture
+def expected() -> Callable[[Sequence[int], int], list[int]]:
+    """Greedy continuation of a prompt."""
+    return continuation
