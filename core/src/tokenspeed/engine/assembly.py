@@ -55,7 +55,6 @@ class Assembly:
         model: the description it was made for.
         host: plugins as they were loaded; ``registry`` is its frozen registry.
         platform: the platform object of local rank 0, for what assembly may read of it.
-        platform_device: what detection found.
         choices: slot to choice, with every loser's reason.
         kv_layout, page_size: what core lays out the KV pool by.
         options: final option values by plugin.
@@ -68,7 +67,6 @@ class Assembly:
     plan: PluginPlan
     host: PluginHost
     platform: Platform
-    platform_device: str
     choices: Mapping[str, Choice[Any]]
     kv_layout: KVLayout
     page_size: int
@@ -178,9 +176,9 @@ def assemble(
     options = resolve_options(host.registry.specs("option"), config.plugin_options, [*inactive, *host.active])
     slots = _Slots()
 
-    platform_choice, device_text = choices.choose_platform(host, config.device, accelerators)
+    platform_choice = choices.choose_platform(host, config.device, accelerators)
     slots.take("platform", platform_choice)
-    platform = choices.make_platform(platform_choice, config.num_threads, options)
+    platform = choices.make_platform(platform_choice, config, options)
     model_choice = choices.choose_model(host, model, platform_choice.spec.name)
     slots.take("model", model_choice)
 
@@ -221,7 +219,6 @@ def assemble(
         plan=plan,
         host=host,
         platform=platform,
-        platform_device=device_text,
         choices=slots.choices,
         kv_layout=attention.layout,
         page_size=attention.page_size,

@@ -46,14 +46,13 @@ _PHASE_FLAGS = {"extend": "prefill_attention_backend", "decode": "decode_attenti
 
 def choose_platform(
     host: PluginHost, device: str, accelerators: Callable[[], list[Accelerator]]
-) -> tuple[Choice[PlatformSpec], str]:
-    """The platform for ``--device``, and what its detection found.
+) -> Choice[PlatformSpec]:
+    """The platform for ``--device``.
 
     Raises:
         PluginError: nothing is detected, a detection that counts fails, or an accelerator would be left idle although ``device`` is ``auto``.
     """
     candidates = host.registry.specs("platform")
-    detected: dict[PlatformSpec, str] = {}
     failures: dict[PlatformSpec, str] = {}
 
     def fits(spec: PlatformSpec) -> str:
@@ -64,10 +63,7 @@ def choose_platform(
         except BaseException as error:
             failures[spec] = innermost_cause(error)
             return f"detection failed: {failures[spec]}"
-        if description is None:
-            return "finds no such device here"
-        detected[spec] = str(description)
-        return ""
+        return "finds no such device here" if description is None else ""
 
     flag = None if device == "auto" else device
     choice = select(
@@ -87,7 +83,7 @@ def choose_platform(
                     f"{failures[c.spec]}\nplatform {c.name} failed to detect its device; --device names another"
                 )
         _refuse_idle(host, choice, accelerators())
-    return choice, detected[choice.spec]
+    return choice
 
 
 def _refuse_idle(host: PluginHost, choice: Choice[PlatformSpec], present: Sequence[Accelerator]) -> None:
@@ -108,12 +104,17 @@ def device_name(host: PluginHost, choice: Choice[PlatformSpec]) -> str:
     return device_type if len(owners) == 1 else choice.winner.name
 
 
-def make_platform(choice: Choice[PlatformSpec], threads: int, options: Mapping[str, Mapping[str, Any]]) -> Platform:
-    """The platform object that assembly reads defaults from. A platform that cannot be made is fatal, cause first."""
+def make_platform(
+    choice: Choice[PlatformSpec], config: EngineConfig, options: Mapping[str, Mapping[str, Any]]
+) -> Platform:
+    """The platform object that assembly reads defaults from, as rank 0 sees it. A platform that cannot be made is fatal, cause first."""
+    context = PlatformContext(
+        threads=config.num_threads,
+        local_world_size=config.parallel.tensor_parallel_size,
+        options=options.get(choice.winner.plugin, {}),
+    )
     try:
-        platform: Platform = load_target(choice.spec.target)(
-            PlatformContext(threads=threads, options=options.get(choice.winner.plugin, {}))
-        )
+        platform: Platform = load_target(choice.spec.target)(context)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

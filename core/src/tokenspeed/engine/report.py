@@ -18,7 +18,7 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
     lines = [f"TokenSpeed {__version__}"]
     for slot, choice in assembly.choices.items():
         version = assembly.host.records[choice.winner.plugin].version
-        extra = f" on {assembly.platform_device}" if slot == "platform" else ""
+        extra = f" on {assembly.platform.describe()}" if slot == "platform" else ""
         if slot == "model":
             extra = f" for {assembly.model.architecture}"
         lines.append(f"  {slot:<17} {choice.winner.name} {version}{extra} ({choice.why})")

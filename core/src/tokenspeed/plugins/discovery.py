@@ -53,8 +53,8 @@ class Discovery:
     path: tuple[str, ...] = ()
 
     def names(self) -> list[str]:
-        """Plugin names, each once."""
-        return sorted({found.name for found in self.found})
+        """Plugin names that ``--plugins`` takes, each once."""
+        return sorted({found.name for found in self.found} - {BUILTIN})
 
     def where(self) -> str:
         """Where plugins were looked for, for messages."""

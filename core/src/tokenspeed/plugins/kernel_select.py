@@ -216,10 +216,10 @@ class KernelRegistry:
                 failed.append((choice.winner.name, error))
                 self._turn_off(operation, choice.winner, str(error).splitlines()[0])
                 continue
-            if choice.warning:
-                _log.warning("%s", choice.warning)
             for name, cause in failed:
                 _log.warning("kernel %s: %s is used instead of %s: %s", operation, choice.winner.name, name, cause)
+            if choice.warning and not failed:
+                _log.warning("%s", choice.warning)
             return kernel
 
     def _build(self, winner: Contribution[KernelSpec]) -> Callable[..., Any]:

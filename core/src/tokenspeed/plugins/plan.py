@@ -59,7 +59,7 @@ class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain JSON objects."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
+        plain: dict[str, Any] = msgspec.json.decode(self.encode())
         return plain
 
     def differences(self, other: PluginPlan) -> list[str]:

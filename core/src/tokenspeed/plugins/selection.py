@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tokenspeed.errors import ConfigError, PluginError
+from tokenspeed.plugins.discovery import BUILTIN
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
@@ -268,7 +269,7 @@ def _refuse_tie(
         equal = specificity(c.spec) == specificity(winner.spec)
         return equal and (specificity(c.spec) > 0 or c.spec.name == winner.spec.name)
 
-    tied = [c for c in ordered if contests(c)]
+    tied = sorted((c for c in ordered if contests(c)), key=lambda c: (c.plugin != BUILTIN, c.name))
     if len(tied) > 1:
         raise PluginError(
             f"{slot}: {' and '.join(c.name for c in tied)} claim the same place; "

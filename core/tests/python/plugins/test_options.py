@@ -1,0 +1,100 @@
+"""Options of plugins: declared as data, found by name, typed and checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenspeed.errors import ConfigError
+from tokenspeed.plugins.options import check_option, parse_option, resolve_options
+from tokenspeed.plugins.registry import Contribution
+from tokenspeed.plugins.specs import OptionSpec
+
+
+def option(plugin: str = "attention-flashinfer", **spec: Any) -> Contribution[OptionSpec]:
+    return Contribution(plugin, OptionSpec(**{"name": "workspace_mb", "type": int, "default": 256, "help": ""} | spec))
+
+
+def test_defaults_and_given_values() -> None:
+    declared = [
+        option(),
+        option(name="fast", type=bool, default=False),
+        option("kernels-cpu", name="isa", type=str, default=""),
+    ]
+    values = resolve_options(declared, {"flashinfer.workspace_mb": "512", "kernels-cpu.isa": "avx2"})
+    assert values == {"attention-flashinfer": {"workspace_mb": 512, "fast": False}, "kernels-cpu": {"isa": "avx2"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "value"),
+    [
+        ({}, "-3", -3),
+        ({"type": float, "default": 1.0}, "2", 2.0),
+        ({"type": bool, "default": False}, "ON", True),
+        ({"type": bool, "default": True}, "0", False),
+        ({"type": str, "default": ""}, "1.0", "1.0"),
+        ({"choices": (256, 512)}, "512", 512),
+    ],
+)
+def test_values_are_typed(spec: dict[str, Any], text: str, value: Any) -> None:
+    parsed = parse_option(option(**spec).spec, text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "fault"),
+    [
+        ({}, "12.5", "not of type int"),
+        ({"type": bool, "default": False}, "maybe", "write true or false"),
+        ({"type": str, "default": "a", "choices": ("a", "b")}, "c", "choose from a, b"),
+        ({"minimum": 0}, "-1", "the least is 0"),
+        ({"maximum": 1024}, "1025", "the most is 1024"),
+        ({"type": float, "default": 0.0}, "x", "not of type float"),
+    ],
+)
+def test_a_bad_value_is_refused_naming_the_option(spec: dict[str, Any], text: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve_options([option(**spec)], {"attention-flashinfer.workspace_mb": text})
+    assert str(error.value).startswith("--set attention-flashinfer.workspace_mb: the value is")
+    assert fault in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("attention-flashinfr.workspace_mb", "did you mean 'attention-flashinfer'"),
+        ("flashinfer.workspace", "did you mean 'workspace_mb'"),
+        ("workspace_mb", "write PLUGIN.OPTION=VALUE"),
+        ("idle.workspace_mb", "installed but not active"),
+    ],
+)
+def test_an_unknown_plugin_or_option_names_the_nearest(given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_options([option()], {given: "1"}, inactive=["idle"])
+
+
+def test_a_short_name_that_fits_two_plugins_is_refused() -> None:
+    with pytest.raises(ConfigError, match="attention-triton or kernels-triton"):
+        resolve_options([option("attention-triton"), option("kernels-triton")], {"triton.workspace_mb": "1"})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": list, "default": []},
+        {"default": "256"},
+        {"default": True},
+        {"default": 1, "choices": (2, 3)},
+        {"default": -1, "minimum": 0},
+        {"name": "a.b"},
+    ],
+)
+def test_a_bad_declaration_is_found(spec: dict[str, Any]) -> None:
+    assert check_option(option(**spec).spec)
+
+
+def test_a_good_declaration_passes() -> None:
+    assert check_option(option(minimum=0, maximum=1024).spec) == ""
+    assert check_option(option(type=float, default=1).spec) == ""
