@@ -1,0 +1,327 @@
+"""``tokenspeed.LLM``: a model in this process, without a server. Texts and token ids in, texts out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tokenspeed.config import EngineConfig, ParallelConfig
+from tokenspeed.errors import ConfigError, EngineError, RequestError
+from tokenspeed.messages import RequestStats, SamplingParams, TokenLogprobs, TokenOutput
+from tokenspeed.plugins.events import ProcessInitContext, ShutdownContext
+from tokenspeed.plugins.names import did_you_mean
+from tokenspeed.serving.generation import Choice, Generation, GenerationRequest
+from tokenspeed.serving.protocol.sampling import Limits, SamplingFields, check_context, sampling_params
+from tokenspeed.serving.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from tokenspeed.engine.local import LocalEngine
+
+__all__ = ["LLM", "GeneratedText", "Piece"]
+
+Prompt = str | Sequence[int]
+#: Fields of ``SamplingParams`` that are not fields of a request's JSON under the same name and type.
+_CONVERTED = ("max_new_tokens", "logprobs", "prompt_logprobs", "logit_bias", "stop_token_ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedText:
+    """What became of one prompt.
+
+    Attributes:
+        prompt: the text, or ``None`` when ids were given.
+        finish: ``stop``, ``length``, ``abort`` or ``error``.
+        stop_reason: the stop string or stop token that ended it, if one did.
+        logprobs: one per generated token, when asked for; ``prompt_logprobs`` one per prompt token, the first is ``None``.
+        stats: tokens, cache hits and times.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    text: str
+    token_ids: list[int]
+    finish: str
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    stats: RequestStats | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """New text of prompt number ``index``; ``result`` comes with the last piece."""
+
+    index: int
+    text: str
+    result: GeneratedText | None = None
+
+
+class LLM:
+    """A model loaded into this process.
+
+    Keyword arguments are the fields of ``EngineConfig`` (the flags of ``tokenspeed serve`` with underscores), for example ``dtype="bfloat16"`` or
+    ``max_model_len=4096``. Several ranks need ``tokenspeed serve``.
+
+    Raises:
+        ConfigError: an unknown or impossible setting; ModelError, PluginError: the model cannot be served, in words for the user.
+    """
+
+    def __init__(self, model: str, *, chat_template: str | None = None, **flags: Any) -> None:
+        from tokenspeed.cli.serve import make_tokenizer
+        from tokenspeed.engine.assembly import assemble
+        from tokenspeed.engine.local import LocalEngine
+        from tokenspeed.weights.describe import describe_model
+
+        config = _engine_config(model, flags)
+        description = describe_model(config.model, config.load_format)
+        assembly = assemble(config, description, tool_call_parser=None, reasoning_parser=None)
+        self.tokenizer: Tokenizer = make_tokenizer(
+            config.tokenizer or description.tokenizer_path, chat_template=chat_template
+        )
+        assembly.events.configure(assembly.plan.to_json())
+        assembly.events.process_init(ProcessInitContext(role="engine"))
+        self._events = assembly.events
+        self._engine: LocalEngine | None = LocalEngine(assembly)
+
+    @property
+    def engine(self) -> LocalEngine:
+        """The engine. Raises ``EngineError`` after ``close``."""
+        if self._engine is None:
+            raise EngineError("this LLM is closed; make another one")
+        return self._engine
+
+    def close(self) -> None:
+        """Give the model's memory back. May be called again."""
+        if self._engine is not None:
+            self._engine = None
+            self._events.shutdown(ShutdownContext(role="engine", reason="closed"))
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> list[GeneratedText]:
+        """Complete prompts, all at once.
+
+        Args:
+            prompts: texts or lists of token ids; a single one is a list of one.
+            params: for all prompts, or one each; 128 tokens at temperature 1 unless given.
+            stop: texts that end a completion; they are not part of it.
+
+        Returns:
+            One result per prompt, in order.
+
+        Raises:
+            RequestError: a prompt does not fit or a parameter is out of range; nothing was generated then.
+        """
+        results: dict[int, GeneratedText] = {}
+        for piece in self.stream(prompts, params, stop=stop):
+            if piece.result is not None:
+                results[piece.index] = piece.result
+        return [results[index] for index in range(len(results))]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> Iterator[Piece]:
+        """``generate`` that yields text as it comes. Closing the iterator early ends the requests."""
+        listed = _listed(prompts)
+        every = (
+            list(params) if params is not None and not isinstance(params, SamplingParams) else [params] * len(listed)
+        )
+        if len(every) != len(listed):
+            raise RequestError(
+                f"{len(listed)} prompts but {len(every)} sampling parameters: give one for all or one each",
+                param="params",
+            )
+        return self._stream(
+            listed, [self._prepare(prompt, one, tuple(stop)) for prompt, one in zip(listed, every, strict=True)]
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> GeneratedText:
+        """Answer a conversation, rendered with the model's chat template; tool calls stay text.
+
+        Raises:
+            RequestError: as ``generate``, and when the model has no chat template.
+        """
+        (result,) = self.generate([self.render(messages, tools=tools)], params, stop=stop)
+        return result
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Token ids of a conversation up to where the model's answer begins.
+
+        Raises:
+            RequestError: the model has no chat template, or it cannot render these messages.
+        """
+        tokenizer = self.tokenizer
+        template = tokenizer.tool_template if tools and tokenizer.tool_template is not None else tokenizer.chat_template
+        if template is None:
+            raise RequestError(
+                "this model has no chat template; use generate, or pass chat_template", code="no_chat_template"
+            )
+        text = template.render(
+            [dict(m) for m in messages], tools=[dict(t) for t in tools] or None, add_generation_prompt=True
+        )
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams | None, stop: tuple[str, ...]) -> GenerationRequest:
+        info = self.engine.info
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise RequestError("the prompt holds no token; give at least one", param="prompt")
+        limits = Limits(
+            max_model_len=info.max_model_len, vocab_size=info.vocab_size, max_logprobs=info.vocab_size, max_n=1
+        )
+        wanted = check_context(len(ids), None if params is None else params.max_new_tokens, limits, default=128)
+        return GenerationRequest(prompts=[ids], params=_checked(params, limits, wanted), stop=stop, streaming=True)
+
+    def _stream(self, prompts: list[Prompt], requests: list[GenerationRequest]) -> Iterator[Piece]:
+        engine = self.engine
+        live: dict[int, _Live] = {}
+        try:
+            for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+                (ids,) = request.prompts
+                rid = engine.add_request(ids, request.params)
+                choice = Choice(Generation(request, _Owner(engine)), 0, rid, len(ids), self.tokenizer.detokenizer())
+                live[rid] = _Live(index, prompt if isinstance(prompt, str) else None, choice)
+            while live:
+                yield from _pieces(live, engine.step())
+        finally:
+            for rid in live:  # the caller went away
+                engine.abort(rid)
+            while live:
+                for item in engine.step():
+                    if item.finish:
+                        live.pop(item.rid, None)
+
+
+class _Live:
+    """One prompt on its way: its text and tokens so far."""
+
+    def __init__(self, index: int, prompt: str | None, choice: Choice) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.choice = choice
+        self.text: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+
+
+class _Owner:
+    """What a choice tells the one who runs it: a stop string ends the engine's request."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+
+    def stopped(self, choice: Choice) -> None:
+        """A stop string ended ``choice``."""
+        self._engine.stop(choice.rid)
+
+    def finished(self, choice: Choice) -> None:
+        """Nothing to account for."""
+
+    def aborted(self, generation: Generation, reason: str) -> None:
+        """Nothing to account for."""
+
+
+def _pieces(live: dict[int, _Live], outputs: Sequence[TokenOutput]) -> Iterator[Piece]:
+    for item in outputs:
+        one = live.get(item.rid)
+        delta = one.choice.consume(item) if one is not None else None
+        if one is None or delta is None:
+            continue
+        one.text.append(delta.text)
+        one.tokens += delta.tokens
+        one.logprobs += [entry.logprobs for entry in delta.entries or ()]
+        result = None
+        if delta.finish:
+            del live[item.rid]
+            request = one.choice.generation.request
+            result = GeneratedText(
+                prompt=one.prompt,
+                prompt_token_ids=list(request.prompts[0]),
+                text="".join(one.text),
+                token_ids=one.tokens,
+                finish=delta.finish,
+                stop_reason=delta.stop_reason,
+                logprobs=one.logprobs if request.params.logprobs >= 0 else None,
+                prompt_logprobs=one.choice.prompt_logprobs,
+                stats=one.choice.stats,
+                error=delta.error,
+            )
+        if delta.text or result is not None:
+            yield Piece(index=one.index, text=delta.text, result=result)
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]  # type: ignore[list-item]
+    return listed  # type: ignore[return-value]
+
+
+def _checked(params: SamplingParams | None, limits: Limits, wanted: int) -> SamplingParams:
+    """``params`` through the same checks as a request's JSON."""
+    if params is None:
+        return SamplingParams(max_new_tokens=wanted)
+    plain = {name: getattr(params, name) for name in params.__struct_fields__ if name not in _CONVERTED}
+    plain |= {
+        "stop_token_ids": list(params.stop_token_ids),
+        "logit_bias": {str(token): bias for token, bias in params.logit_bias},
+    }
+    for name in ("top_p", "repetition_penalty"):
+        # msgspec compares with the smallest number above 0, which is 0 once the platform has denormals flushed in this thread.
+        if not plain[name] > 0:
+            raise RequestError(f"sampling parameters: {name} must be above 0, got {plain[name]}", param=name)
+    try:
+        fields = msgspec.convert(plain, SamplingFields)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"sampling parameters: {error}") from error
+    return sampling_params(
+        fields, limits, max_new_tokens=wanted, logprobs=params.logprobs, prompt_logprobs=params.prompt_logprobs
+    )
+
+
+def _engine_config(model: str, flags: dict[str, Any]) -> EngineConfig:
+    known = {field.name for field in msgspec.structs.fields(EngineConfig)} - {"model", "model_path", "parallel"}
+    parallel = {field.name for field in msgspec.structs.fields(ParallelConfig)}
+    for name in flags:
+        if name not in known | parallel:
+            raise ConfigError(f"LLM has no setting {name!r}{did_you_mean(name, known | parallel)}")
+    sizes = {name: value for name, value in flags.items() if name in parallel}
+    if any(size not in (None, 1) for size in sizes.values()):
+        raise ConfigError(
+            "LLM runs one rank in this process; start several with tokenspeed serve --tensor-parallel-size"
+        )
+    try:
+        return msgspec.convert({"model": model, **{n: v for n, v in flags.items() if n in known}}, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"LLM: {error}") from error

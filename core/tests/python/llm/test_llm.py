@@ -1,0 +1,174 @@
+"""``tokenspeed.LLM`` and ``generate`` over the toy model: one process, no files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenspeed import LLM, SamplingParams
+from tokenspeed.cli.main import main
+from tokenspeed.errors import ConfigError, EngineError, RequestError
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("toy", plugins="none", num_threads=1) as made:
+        yield made
+
+
+def sampled(tokens: int = 12, **changes: object) -> SamplingParams:
+    base = {"max_new_tokens": tokens, "temperature": 1.0, "seed": 5, "ignore_eos": True}
+    return SamplingParams(**(base | changes))  # type: ignore[arg-type]
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [f"prompt {i}" for i in range(6)]
+    together = llm.generate(prompts, [sampled(4 + i) for i in range(6)])
+    assert [result.prompt for result in together] == prompts
+    assert [len(result.token_ids) for result in together] == [4, 5, 6, 7, 8, 9]
+    assert {result.finish for result in together} == {"length"}
+    assert [llm.generate(prompt, sampled(4 + i))[0].text for i, prompt in enumerate(prompts)] == [
+        r.text for r in together
+    ]
+
+
+def test_a_prompt_may_be_token_ids(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("abc")
+    (by_ids,) = llm.generate(ids, sampled())
+    (by_text,) = llm.generate(["abc"], sampled())
+    assert by_ids.token_ids == by_text.token_ids
+    assert (by_ids.prompt, by_ids.prompt_token_ids) == (None, ids)
+    assert len(llm.generate([ids, ids], sampled())) == 2
+
+
+def test_a_stream_adds_up_to_the_result(llm: LLM) -> None:
+    pieces = list(llm.stream(["one", "two"], sampled()))
+    for index in (0, 1):
+        mine = [piece for piece in pieces if piece.index == index]
+        assert mine[-1].result is not None
+        assert "".join(piece.text for piece in mine) == mine[-1].result.text
+        assert [piece.result for piece in mine[:-1]] == [None] * (len(mine) - 1)
+
+
+def test_a_stop_text_ends_a_completion_and_is_left_out(llm: LLM) -> None:
+    (whole,) = llm.generate("abc", sampled(24))
+    stop = whole.text[8:10]
+    (cut,) = llm.generate("abc", sampled(24), stop=[stop])
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert (cut.finish, cut.stop_reason) == ("stop", stop)
+
+
+def test_leaving_a_stream_early_ends_its_requests(llm: LLM) -> None:
+    stream = llm.stream(["abc"], sampled(200))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert not llm.engine.busy
+    assert llm.generate("abc", sampled(2))[0].finish == "length"
+
+
+def test_chat_renders_the_models_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    result = llm.chat(messages, sampled(3))
+    assert result.prompt_token_ids == llm.render(messages)
+    assert "hi" in llm.tokenizer.decode(result.prompt_token_ids)
+
+
+def test_logprobs_are_one_per_token(llm: LLM) -> None:
+    (result,) = llm.generate("abc", sampled(5, logprobs=2, prompt_logprobs=0))
+    assert result.logprobs is not None
+    assert result.prompt_logprobs is not None
+    assert [len(entry.top_ids) for entry in result.logprobs] == [2] * 5
+    assert len(result.prompt_logprobs) == len(result.prompt_token_ids)
+    assert result.prompt_logprobs[0] is None
+
+
+def test_statistics_count_tokens_and_cache_hits(llm: LLM) -> None:
+    llm.generate("x" * 200, sampled(2))
+    (again,) = llm.generate("x" * 200, sampled(2))
+    assert again.stats is not None
+    assert again.stats.prompt_tokens == len(again.prompt_token_ids)
+    assert again.stats.cached_tokens > 100
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"stop_token_ids": (10**6,)}, "stop_token_ids"),
+        ({"logit_bias": ((3, 1e9),)}, "logit_bias"),
+        ({"max_new_tokens": 10**6}, "max_tokens"),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused_by_name(llm: LLM, params: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate("abc", sampled(**params))  # type: ignore[arg-type]
+    assert not llm.engine.busy
+
+
+def test_prompts_and_parameters_must_match_in_number(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="2 prompts but 3"):
+        llm.generate(["a", "b"], [sampled()] * 3)
+    with pytest.raises(RequestError, match="no token"):
+        llm.generate([[]], sampled())
+    assert llm.generate([]) == []
+
+
+def test_unknown_and_impossible_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean.*max_model_len"):
+        LLM("toy", max_model_length=8)
+    with pytest.raises(ConfigError, match="one rank"):
+        LLM("toy", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        LLM("toy", max_num_seqs="many")
+
+
+def test_a_closed_llm_says_so() -> None:
+    made = LLM("toy", plugins="none", num_threads=1)
+    made.close()
+    made.close()
+    with pytest.raises(EngineError, match="closed"):
+        made.generate("abc")
+
+
+def test_the_command_prints_one_completion_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["generate", "toy", "--plugins", "none", "--num-threads", "1", "--max-tokens", "6", "--ignore-eos"]
+    assert main([*flags, "--prompt", "abc"]) == 0
+    assert capsys.readouterr().out.endswith("\n")
+
+
+def test_the_command_prints_json_for_each_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("two\nthree\n")
+    flags = [
+        "generate",
+        "toy",
+        "--plugins",
+        "none",
+        "--num-threads",
+        "1",
+        "--max-tokens",
+        "6",
+        "--ignore-eos",
+        "--json",
+    ]
+    assert main([*flags, "--prompt", "one", "--prompt-file", str(file)]) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [result["prompt"] for result in results] == ["one", "two", "three"]
+    assert all(len(result["token_ids"]) == 6 and result["stats"]["output_tokens"] == 6 for result in results)
+
+
+@pytest.mark.parametrize("flags", [[], ["--system", "x", "--prompt", "y"], ["--prompt-file", "missing.txt"]])
+def test_the_command_says_what_is_missing(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "toy", *flags]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, tokenspeed; assert 'torch' not in sys.modules; tokenspeed.SamplingParams; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
