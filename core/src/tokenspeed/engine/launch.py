@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenspeed.engine.lifeline import EXIT_ORPHANED
 from tokenspeed.engine.start import EngineStart, read_failure, write_start
 from tokenspeed.messages import EngineFailed
 
@@ -40,6 +41,7 @@ class EngineHandle:
     sentinels: Sequence[int]
     directory: Path
     _closed: bool = field(default=False, repr=False)
+    _last_words: dict[int, EngineFailed | None] = field(default_factory=dict, repr=False)
 
     @property
     def pids(self) -> list[int]:
@@ -48,15 +50,19 @@ class EngineHandle:
 
     def poll(self) -> EngineFailed | None:
         """Whether a rank has ended: its own last word where it had one, else how it ended. Never blocks."""
-        ended = [(rank, process) for rank, process in enumerate(self.processes) if process.poll() is not None]
-        failures = [read_failure(self.sentinels[rank]) for rank, _ in ended] if not self._closed else []
-        for failure in failures:
-            if failure is not None:
-                return failure
-        for rank, process in ended:
-            if process.returncode:
+        for rank, process in enumerate(self.processes):
+            if process.poll() is not None and rank not in self._last_words:
+                self._last_words[rank] = None if self._closed else read_failure(self.sentinels[rank])
+        spoken = [failure for failure in self._last_words.values() if failure is not None]
+        if spoken:
+            return spoken[0]
+        # Of several ranks the one that was struck down comes before those that only followed.
+        ended = sorted((self.processes[rank].returncode == EXIT_ORPHANED, rank) for rank in self._last_words)
+        for _, rank in ended:
+            status = self.processes[rank].returncode
+            if status:
                 return EngineFailed(
-                    "internal", f"engine rank {rank} (process {process.pid}) {_how(process.returncode)}"
+                    "internal", f"engine rank {rank} (process {self.processes[rank].pid}) {_how(status)}"
                 )
         return EngineFailed("internal", "the engine has ended") if ended else None
 
