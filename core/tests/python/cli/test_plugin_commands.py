@@ -1,0 +1,203 @@
+"""``tokenspeed plugins``, ``explain`` and ``kernels`` as a user sees them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+PARSER = """
+@hookimpl
+def tokenspeed_tool_parsers():
+    return [ToolParserSpec(name="demo", target="demo_parser:Demo", requires=("a-package-nobody-has",), description="a demonstration")]
+@hookimpl
+def tokenspeed_options():
+    return [OptionSpec(name="depth", type=int, default=3, help="how deep")]
+@hookimpl
+def tokenspeed_doctor(context):
+    return [DoctorFinding(status="warning", what=f"depth {context.options['depth']}", advice="go deeper")]
+"""
+
+
+@pytest.fixture
+def demo(folder: Any) -> Any:
+    folder.add("demo", PARSER, modules={"demo_parser": "class Demo: pass"})
+    return folder
+
+
+def test_list_shows_every_plugin_with_its_state(run: Any, demo: Any) -> None:
+    demo.add("sick", "import module_nobody_has")
+    outcome = run("plugins", "list")
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert lines[0].split() == ["PLUGIN", "VERSION", "STATE", "CONTRIBUTES"]
+    assert any(line.split()[:3] == ["demo", "1.0", "active"] and "tool_parser demo" in line for line in lines)
+    assert any(line.split()[:3] == ["sick", "1.0", "broken"] for line in lines)
+    assert "sick is broken: ModuleNotFoundError: No module named 'module_nobody_has'" in lines
+
+
+def test_list_as_json(run: Any, demo: Any) -> None:
+    plain = json.loads(run("plugins", "list", "--json").out)
+    (found,) = [plugin for plugin in plain["plugins"] if plugin["name"] == "demo"]
+    assert (found["distribution"], found["status"], found["first_party"]) == ("dist-demo", "active", False)
+    assert found["contributions"][0]["off"] == "requires a-package-nobody-has (not installed)"
+    assert plain["shadowed"] == []
+
+
+def test_a_typo_exits_with_2_naming_the_nearest_and_where_it_looked(run: Any, demo: Any) -> None:
+    for command in (("plugins", "list"), ("explain", "toy"), ("kernels", "list")):
+        outcome = run(*command, "--plugins", "dem")
+        assert outcome.code == 2
+        assert "did you mean 'demo'?" in outcome.err
+        assert str(demo.path) in outcome.err
+
+
+def test_none_lists_others_as_inactive(run: Any, demo: Any) -> None:
+    plain = json.loads(run("plugins", "list", "--plugins", "none", "--json").out)
+    states = {plugin["name"]: plugin["status"] for plugin in plain["plugins"]}
+    assert states.pop("builtin") == "active"
+    assert set(states.values()) == {"inactive"}
+
+
+def test_show_tells_contributions_options_and_what_is_missing(run: Any, demo: Any) -> None:
+    text = run("plugins", "show", "demo", "--set", "demo.depth=9").out
+    for phrase in (
+        "dist-demo",
+        "tool_parser demo",
+        "demo_parser:Demo",
+        "a demonstration",
+        "not installed",
+        "option demo.depth (int) = 9",
+    ):
+        assert phrase in text
+    plain = json.loads(run("plugins", "show", "demo", "--json").out)
+    assert plain["options"] == [{"name": "depth", "type": "int", "default": 3, "value": 3, "help": "how deep"}]
+
+
+def test_show_prints_where_a_broken_plugin_broke(run: Any, folder: Any) -> None:
+    folder.add("sick", "raise OSError('no disk')")
+    text = run("plugins", "show", "sick").out
+    assert "broken: OSError: no disk" in text
+    assert "sick_plugin.py" in text
+
+
+def test_show_of_an_unknown_plugin_names_the_nearest(run: Any, demo: Any) -> None:
+    outcome = run("plugins", "show", "demmo")
+    assert outcome.code == 2
+    assert "did you mean 'demo'?" in outcome.err
+
+
+def test_doctor_collects_what_is_wrong_and_what_plugins_say(run: Any, demo: Any) -> None:
+    demo.add(
+        "lost",
+        "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='lost', target='module_nobody_has:X')]",
+    )
+    demo.add(
+        "rival",
+        "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='x', aliases=('demo',), target='demo_parser:Demo')]",
+    )
+    demo.add("sick", "raise OSError('no disk')")
+    outcome = run("plugins", "doctor", "--set", "demo.depth=9")
+    assert outcome.code == 1
+    for phrase in (
+        "warning  demo: depth 9",
+        "warning  demo: tool_parser demo requires a-package-nobody-has (not installed)",
+        "tool_parser demo belongs to demo:demo and rival:x",
+        "error    lost: tool_parser lost: there is no module module_nobody_has",
+        "error    sick: OSError: no disk",
+    ):
+        assert phrase in outcome.out
+    assert run("plugins", "doctor", "demo").code == 0
+
+
+def test_shadowed_copies_are_named(run: Any, folder: Any) -> None:
+    folder.add("demo", "", version="1.0")
+    folder.add("demo", "", version="2.0")
+    assert "dist-demo 1.0 in" in run("plugins", "list").out
+    assert "is never used" in run("plugins", "doctor", "demo").out
+
+
+def test_plug_04_a_parser_of_a_plugin_is_known_to_every_command_that_takes_its_flag(run: Any, folder: Any) -> None:
+    folder.add(
+        "demo", "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='demo', target='m:X')]"
+    )
+    outcome = run("explain", "toy", "--device", "cpu", "--tool-call-parser", "demo")
+    assert outcome.code == 0
+    assert "demo:demo 1.0 (--tool-call-parser demo)" in outcome.out
+    outcome = run("explain", "toy", "--device", "cpu", "--tool-call-parser", "demmo")
+    assert outcome.code == 2
+    assert "did you mean 'demo'?" in outcome.err
+
+
+def test_explain_shows_the_built_ins_alone(run: Any) -> None:
+    outcome = run("explain", "toy", "--plugins", "none", "--device", "cpu")
+    assert outcome.code == 0
+    assert "builtin:toy" in outcome.out
+    plan = json.loads(run("explain", "toy", "--plugins", "none", "--device", "cpu", "--json").out)["plan"]
+    assert [plugin["name"] for plugin in plan["plugins"]] == ["builtin"]
+
+
+def test_explain_of_an_architecture_that_nobody_serves_says_how_to_get_it(run: Any, tmp_path: Any) -> None:
+    config = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    outcome = run("explain", str(tmp_path), "--load-format", "dummy", "--device", "cpu", "--plugins", "none")
+    assert outcome.code == 1
+    assert "no installed plugin serves architecture GptOssForCausalLM" in outcome.err
+    assert "pip install tokenspeed-plugin-models-gpt-oss" in outcome.err
+
+
+KERNELS = """
+@hookimpl
+def tokenspeed_kernels():
+    return [KernelSpec(name="h100", family="norm", mode="rms_norm", target="m:k", platforms=("cuda",), capability=((9, 0), (9, 0)),
+                       dtypes=("bf16",), priority=Priority.SPECIALIZED)]
+"""
+
+
+ON_CUDA = "kernels explain norm.rms_norm --plugins k --platform cuda --dtype bf16"
+
+
+def test_kernels_list_and_explain_without_the_device(run: Any, folder: Any) -> None:
+    folder.add("k", KERNELS)
+    assert "k:h100" in run("kernels", "list", "norm", "--plugins", "k").out
+    listed = json.loads(run("kernels", "list", "norm.rms_norm", "--plugins", "k", "--json").out)
+    assert [one["capability"] for one in listed if one["name"] == "k:h100"] == [[[9, 0], [9, 0]]]
+    here = run("kernels", "explain", "norm.rms_norm", "--plugins", "k")
+    assert here.code == 0
+    assert "runs on cuda, not on cpu" in here.out
+    there = run(*ON_CUDA.split(), "--capability", "9.0")
+    assert there.out.splitlines()[1].split() == ["k:h100", "chosen"]
+    older = run(*ON_CUDA.split(), "--capability", "8.0", "--json")
+    assert {"name": "k:h100", "gate": "capability 9.0 to 9.0, the device has 8.0"} in json.loads(older.out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("explain norm", "write FAMILY.MODE"),
+        ("explain norm.rms_norm --shape m", "write NAME=N"),
+        ("explain norm.rms_norm --capability x", "write numbers with dots"),
+        ("list nrm", "no active plugin has a kernel for nrm"),
+    ],
+)
+def test_a_malformed_question_about_kernels_exits_with_2(run: Any, arguments: str, message: str) -> None:
+    outcome = run("kernels", *arguments.split(), "--plugins", "none")
+    assert outcome.code == 2
+    assert message in outcome.err
+
+
+def test_an_unknown_operation_names_the_nearest(run: Any) -> None:
+    outcome = run("kernels", "explain", "norm.rmsnorm", "--plugins", "none")
+    assert outcome.code == 1
+    assert "did you mean 'norm.rms_norm'" in outcome.err
+
+
+def test_env_hides_secrets_and_names_versions(run: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    facts = json.loads(run("env", "--json").out)
+    assert facts["environment"]["HF_TOKEN"] == "(set)"
+    assert facts["environment"]["OMP_NUM_THREADS"] == "1"
+    assert facts["packages"]["pluggy"] != "not installed"
+    assert "hf_secret" not in run("env").out

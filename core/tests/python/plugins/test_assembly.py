@@ -1,0 +1,361 @@
+"""What every slot chooses, from settings, model and plugins; and that nothing unasked ever takes a slot."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenspeed.config import EngineConfig, ParallelConfig
+from tokenspeed.engine.accelerators import present_accelerators
+from tokenspeed.engine.assembly import assemble
+from tokenspeed.errors import ConfigError, PluginError
+from tokenspeed.types import KVLayout
+
+
+def attention(name: str, supports: str = "", more: str = "") -> str:
+    return (
+        "@hookimpl\ndef tokenspeed_attention_backends():\n"
+        f"    return [AttentionBackendSpec(name='{name}', target='mini_parts:Attention', priority=Priority.PERFORMANT, "
+        f"supports=AttentionSupport({supports}), {more})]\n"
+    )
+
+
+def platform(name: str, device: str, found: str = "'a device'", more: str = "") -> str:
+    return (
+        "@hookimpl\ndef tokenspeed_platforms():\n"
+        f"    return [PlatformSpec(name='{name}', target='mini_parts:Cpu', detect=__name__ + ':detect', device_type='{device}', {more})]\n"
+        f"def detect(): return {found}\n"
+    )
+
+
+# -- settings
+
+
+def test_what_was_left_open_comes_from_model_and_platform(core: Any) -> None:
+    config = core.assemble().config
+    assert (config.max_model_len, config.max_num_seqs, config.chunked_prefill_size) == (512, 64, 256)
+    assert (config.block_size, config.dtype, config.kv_cache_dtype, config.device) == (16, "float32", "float32", "cpu")
+    assert config.disable_overlap_schedule is True
+    assert core.assemble(disable_overlap_schedule=False).config.disable_overlap_schedule is False
+    assert config.parallel.attn_tp_size == config.parallel.world_size == 1
+
+
+def test_assembling_the_resolved_settings_again_gives_the_same_plan(core: Any) -> None:
+    core.folder.add("fast", attention("fast"), first_party=True)
+    first = core.assemble("", parallel=ParallelConfig(tensor_parallel_size=2, world_size=2))
+    again = assemble(first.config, core.model(), host=core.load(), accelerators=list)
+    assert again.plan == first.plan
+    assert again.config == first.config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"max_model_len": 513}, "--max-model-len 513: the model was made for 512"),
+        ({"max_num_seqs": 0}, "--max-num-seqs 0"),
+        ({"chunked_prefill_size": -1}, "--chunked-prefill-size -1"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5"),
+        ({"max_total_tokens": 9, "kv_cache_memory_bytes": 9}, "give one of them"),
+        ({"dtype": "int4"}, "--dtype int4: choose from"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
+        ({"cudagraph_capture_sizes": (1, 2)}, "captures no graphs"),
+        ({"parallel": ParallelConfig(tensor_parallel_size=3)}, "does not divide the model's 4 attention heads"),
+        ({"parallel": ParallelConfig(tensor_parallel_size=2, attn_tp_size=1)}, "--attn-tp-size 1"),
+        ({"parallel": ParallelConfig(tensor_parallel_size=2, dense_tp_size=4)}, "--dense-tp-size 4"),
+        ({"parallel": ParallelConfig(tensor_parallel_size=2, moe_tp_size=1)}, "--moe-tp-size 1"),
+        ({"parallel": ParallelConfig(tensor_parallel_size=2, world_size=4)}, "--world-size 4"),
+        ({"parallel": ParallelConfig(tensor_parallel_size=0)}, "at least 1"),
+        ({"plugin_options": {"ghost.n": "1"}}, "--set ghost.n"),
+        ({"kernel_overrides": {"norm.rms_norm": "ghost"}}, "no such solution"),
+        ({"attention_backend": "ghost"}, "--attention-backend ghost: no such attention backend"),
+        ({"decode_attention_backend": "ghost"}, "--decode-attention-backend ghost"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_flag(core: Any, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        core.assemble(**config)
+    assert message in str(error.value)
+
+
+def test_a_model_without_a_length_needs_the_flag(core: Any) -> None:
+    bare = {"config": {"max_position_embeddings": None}}
+    with pytest.raises(ConfigError, match="--max-model-len"):
+        core.assemble(model=bare)
+    assert core.assemble(model=bare, max_model_len=100).config.max_model_len == 100
+
+
+# -- model
+
+
+def model_plugin(name: str, more: str) -> str:
+    return f"@hookimpl\ndef tokenspeed_models():\n    return [ModelSpec(name='{name}', target='mini_parts:Model', {more})]\n"
+
+
+def test_an_architecture_that_nobody_serves_says_how_to_get_it(core: Any) -> None:
+    with pytest.raises(PluginError) as error:
+        core.assemble(
+            model={"name": "openai/gpt-oss-20b", "architecture": "GptOssForCausalLM", "model_type": "gpt_oss"}
+        )
+    assert "no installed plugin serves architecture GptOssForCausalLM (openai/gpt-oss-20b)" in str(error.value)
+    assert "pip install tokenspeed-plugin-models-gpt-oss" in str(error.value)
+    assert "builtin:mini: serves MiniForCausalLM" in str(error.value)
+
+
+def test_a_broken_plugin_that_the_model_may_need_is_named_cause_first(core: Any) -> None:
+    core.folder.add("models-llama", "raise ImportError('libx.so')")
+    with pytest.raises(PluginError) as error:
+        core.assemble(model={"architecture": "LlamaForCausalLM"})
+    assert str(error.value).splitlines()[:2] == [
+        "ImportError: libx.so",
+        "plugin models-llama is broken and may have offered a model class",
+    ]
+
+
+def test_the_narrower_model_spec_wins(core: Any) -> None:
+    narrow = model_plugin("narrow", "architectures=('MiniForCausalLM',), model_type='mini'")
+    core.folder.add("narrow", narrow, first_party=True)
+    assert core.assemble().model_spec.name == "narrow"
+    assert core.assemble(model={"model_type": "other"}).model_spec.name == "mini"
+
+
+def test_two_equal_model_specs_are_an_error_naming_both(core: Any) -> None:
+    core.folder.add("twin", model_plugin("twin", "architectures=('MiniForCausalLM',)"))
+    with pytest.raises(PluginError, match="builtin:mini and twin:twin"):
+        core.assemble("+twin")
+    assert core.assemble().model_spec.name == "mini"
+
+
+def test_a_gguf_architecture_matches(core: Any) -> None:
+    core.folder.add("gg", model_plugin("gg", "architectures=(), gguf_architectures=('ggarch',)"), first_party=True)
+    assembly = core.assemble(model={"architecture": "Unknown", "gguf_architecture": "ggarch", "format": "gguf"})
+    assert assembly.model_spec.name == "gg"
+
+
+# -- platform
+
+
+def test_installing_a_platform_plugin_without_its_device_changes_nothing(core: Any) -> None:
+    core.folder.add(
+        "hardware-x", platform("x", "x", found="None", more="priority=Priority.SPECIALIZED"), first_party=True
+    )
+    assembly = core.assemble()
+    assert assembly.platform_spec.name == "cpu"
+    assert "finds no such device here" in assembly.explain(verbose=True)
+
+
+def test_a_device_that_is_found_is_preferred_and_device_cpu_is_not_replaced(core: Any) -> None:
+    core.folder.add("hardware-x", platform("x", "x", more="priority=Priority.PERFORMANT"), first_party=True)
+    assert core.assemble().platform_spec.name == "x"
+    assert core.assemble(device="cpu").platform_spec.name == "cpu"
+    with pytest.raises(ConfigError, match="--device tpu: no such platform"):
+        core.assemble(device="tpu")
+
+
+def test_a_platform_whose_detection_fails_is_fatal_unless_another_is_named(core: Any) -> None:
+    core.folder.add("hardware-x", platform("x", "x", found="1 / 0"), first_party=True)
+    with pytest.raises(PluginError) as error:
+        core.assemble()
+    assert str(error.value).startswith("ZeroDivisionError")
+    assert core.assemble(device="cpu").platform_spec.name == "cpu"
+
+
+def test_an_accelerator_that_nobody_serves_is_fatal_unless_device_is_cpu(core: Any, tmp_path: Path) -> None:
+    core.folder.add("hardware-cuda", "raise ImportError('libcuda')")
+    (tmp_path / "nvidia0").touch()
+    arguments = {"accelerators": lambda: present_accelerators(tmp_path)}
+    with pytest.raises(PluginError) as error:
+        core.assemble(arguments=arguments)
+    assert str(error.value).startswith("ImportError: libcuda")
+    assert "an NVIDIA GPU is present" in str(error.value)
+    assert "tokenspeed-plugin-hardware-cuda" in str(error.value)
+    assert "--device cpu" in str(error.value)
+    assert core.assemble(arguments=arguments, device="cpu").platform_spec.name == "cpu"
+
+
+def test_accelerators_are_told_from_device_files(tmp_path: Path) -> None:
+    assert present_accelerators(tmp_path) == []
+    for name in ("nvidiactl", "nvidia1", "kfd", "davinci0"):
+        (tmp_path / name).touch()
+    assert [one.device_type for one in present_accelerators(tmp_path)] == ["cuda", "rocm", "npu"]
+
+
+# -- attention and KV
+
+
+def test_installing_an_attention_backend_changes_nothing_until_it_is_named(core: Any) -> None:
+    core.folder.add("theirs", attention("theirs"))
+    before = core.assemble()
+    assert {spec.name for spec in before.attention.values()} == {"torch"}
+    for named in (core.assemble("+theirs"), core.assemble("theirs"), core.assemble(attention_backend="theirs")):
+        assert {spec.name for spec in named.attention.values()} == {"theirs"}
+
+
+@pytest.mark.parametrize(
+    ("supports", "reason"),
+    [
+        ("kinds=('mla',)", "supports mla, not gqa"),
+        ("dtypes=('bf16',)", "takes bf16, not fp32"),
+        ("kv_dtypes=('fp8',)", "takes a KV cache of fp8, not fp32"),
+        ("head_dims=(64, 128)", "takes head sizes 64, 128, not 16"),
+        ("phases=('decode',)", "does not run extend"),
+    ],
+)
+def test_a_backend_that_does_not_fit_loses_with_its_reason_and_fails_when_named(
+    core: Any, supports: str, reason: str
+) -> None:
+    core.folder.add("fast", attention("fast", supports), first_party=True)
+    assembly = core.assemble()
+    assert assembly.attention["extend"].name == "torch"
+    assert f"not fast:fast: {reason}" in assembly.explain(verbose=True)
+    with pytest.raises(PluginError) as error:
+        core.assemble(prefill_attention_backend="fast")
+    assert reason in str(error.value)
+
+
+def test_core_picks_the_layout_and_page_size_that_both_phases_list(core: Any) -> None:
+    core.folder.add(
+        "p", attention("p", "phases=('extend',), layouts=('HND', 'NHD'), page_sizes=(64, 32, 16)"), first_party=True
+    )
+    core.folder.add(
+        "d", attention("d", "phases=('decode',), layouts=('NHD', 'HND'), page_sizes=(16, 32)"), first_party=True
+    )
+    assembly = core.assemble()
+    assert {phase: spec.name for phase, spec in assembly.attention.items()} == {"extend": "p", "decode": "d"}
+    assert (assembly.kv_layout, assembly.page_size) == (KVLayout.HND, 32)
+    assert core.assemble(block_size=16).page_size == 16
+
+
+def test_a_phase_that_was_set_decides_before_the_one_that_was_not(core: Any) -> None:
+    core.folder.add("wide", attention("wide", "page_sizes=(64,)"), first_party=True)
+    core.folder.add("narrow", attention("narrow", "page_sizes=(16,)", "opt_in=True"), first_party=True)
+    assembly = core.assemble(decode_attention_backend="narrow")
+    assert {phase: spec.name for phase, spec in assembly.attention.items()} == {"extend": "torch", "decode": "narrow"}
+    assert assembly.page_size == 16
+    assert "shares no page size with narrow:narrow" in assembly.explain(verbose=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [("page_sizes=(64,)", "page_sizes=(16,)", "page size"), ("layouts=('NHD',)", "layouts=('HND',)", "KV layout")],
+)
+def test_two_named_backends_that_share_no_pages_are_refused_naming_both(
+    core: Any, first: str, second: str, what: str
+) -> None:
+    core.folder.add("a", attention("a", first))
+    core.folder.add("b", attention("b", second))
+    with pytest.raises(PluginError) as error:
+        core.assemble(prefill_attention_backend="a", decode_attention_backend="b")
+    assert f"shares no {what} with" in str(error.value)
+    assert "a:a" in str(error.value)
+    assert "b:b" in str(error.value)
+
+
+def test_a_page_size_that_the_backend_does_not_take_is_refused(core: Any) -> None:
+    core.folder.add("fast", attention("fast", "page_sizes=(64,)"))
+    with pytest.raises(PluginError, match="takes page sizes 64, not 48"):
+        core.assemble(attention_backend="fast", block_size=48)
+
+
+def test_the_models_stated_need_comes_after_the_flag_and_before_everything_else(core: Any) -> None:
+    model = model_plugin("needy", "architectures=('NeedyForCausalLM',), attention_backend='special'")
+    core.folder.add("needy", model + attention("special", more="opt_in=True"), first_party=True)
+    needy = {"architecture": "NeedyForCausalLM"}
+    assembly = core.assemble(model=needy)
+    assert assembly.attention["decode"].name == "special"
+    assert assembly.choices["attention.decode"].why == "model needy:needy needs it"
+    assert core.assemble(model=needy, attention_backend="torch").attention["decode"].name == "torch"
+
+
+def test_a_better_backend_that_lacks_a_package_is_a_warning_with_both_names(core: Any, caplog: Any) -> None:
+    core.folder.add("fast", attention("fast", more="requires=('a-package-nobody-has',)"), first_party=True)
+    with caplog.at_level(logging.WARNING):
+        assembly = core.assemble(arguments={"announce": True})
+    assert len(assembly.warnings) == 2
+    assert "builtin:torch is used instead of fast:fast" in assembly.warnings[0]
+    assert assembly.warnings[0] in [record.getMessage() for record in caplog.records]
+
+
+# -- parsers, broken plugins, reports
+
+
+def test_the_models_parser_is_taken_by_auto_and_none_switches_it_off(core: Any) -> None:
+    assert core.assemble().tool_parser.name == "plain"
+    assert core.assemble(arguments={"tool_call_parser": None}).tool_parser is None
+    assert core.assemble().reasoning_parser is None
+
+
+def test_plug_04_a_parser_of_a_plugin_is_known_in_every_mode_and_an_unknown_one_lists_the_known(core: Any) -> None:
+    core.folder.add(
+        "demo",
+        "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='demo', target='mini_parts:Parser')]",
+    )
+    assert core.assemble(arguments={"tool_call_parser": "demo"}).tool_parser.name == "demo"
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        core.assemble(arguments={"tool_call_parser": "demmo"})
+    with pytest.raises(ConfigError, match="--reasoning-parser demo: no such reasoning parser"):
+        core.assemble(arguments={"reasoning_parser": "demo"})
+
+
+def test_a_reasoning_parser_is_chosen_by_name(core: Any) -> None:
+    core.folder.add(
+        "r",
+        "@hookimpl\ndef tokenspeed_reasoning_parsers():\n    return [ReasoningParserSpec(name='r', target='a:b', aliases=('think',))]",
+    )
+    assert core.assemble(arguments={"reasoning_parser": "think"}).reasoning_parser.name == "r"
+
+
+def test_a_parser_that_the_model_would_like_and_is_not_there_is_a_warning(core: Any) -> None:
+    core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), tool_parser='exotic'"), first_party=True)
+    assembly = core.assemble(model={"architecture": "MForCausalLM"})
+    assert assembly.tool_parser is None
+    assert "pip install tokenspeed-plugin-parsers-exotic" in assembly.warnings[0]
+
+
+def test_plug_03_a_broken_plugin_that_nobody_needs_is_one_line_and_the_start_goes_on(core: Any, caplog: Any) -> None:
+    core.folder.add("sick", "raise ImportError('libfoo.so')")
+    with caplog.at_level(logging.WARNING):
+        assembly = core.assemble(arguments={"announce": True})
+    assert [record.getMessage() for record in caplog.records] == [
+        "plugin 'sick' is broken and not used: ImportError: libfoo.so"
+    ]
+    assert "sick: ImportError: libfoo.so" in assembly.explain()
+    (listed,) = [plugin for plugin in assembly.to_json()["plugins"] if plugin["name"] == "sick"]
+    assert (listed["status"], listed["cause"], listed["in_plan"]) == ("broken", "ImportError: libfoo.so", False)
+
+
+def test_the_start_up_block_names_every_slot_with_its_reason(core: Any) -> None:
+    text = core.assemble(kernel_overrides={"norm.rms_norm": "torch"}).explain()
+    for phrase in (
+        "platform          builtin:cpu",
+        "model             builtin:mini",
+        "attention.decode  builtin:torch",
+        "tool_parser       builtin:plain",
+        "the only one that fits",
+        "layout NHD, page 16",
+        "norm.rms_norm = torch",
+    ):
+        assert phrase in text
+
+
+def test_registering_after_assembly_raises(core: Any) -> None:
+    assembly = core.assemble()
+    assert assembly.registry.frozen
+    with pytest.raises(PluginError, match="after the plan was frozen"):
+        assembly.registry.add(assembly.registry.specs("tool_parser"))
+
+
+def test_the_kernel_registry_follows_the_settings(core: Any) -> None:
+    from tokenspeed.interfaces.kernel import KernelRequest
+
+    kernels = core.assemble(kernel_overrides={"norm.rms_norm": "torch"}).kernel_registry()
+    request = KernelRequest(family="norm", mode="rms_norm", dtype="fp32")
+    assert kernels.select(request)(3) == 3
+    assert kernels.choose(request).why == "--kernel norm.rms_norm torch"
+
+
+def test_a_model_path_is_recorded(core: Any) -> None:
+    assembly = assemble(EngineConfig(model="m"), core.model(path="/models/m"), host=core.load(), accelerators=list)
+    assert assembly.config.model_path == "/models/m"
