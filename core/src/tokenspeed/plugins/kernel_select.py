@@ -9,7 +9,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.plugins.names import did_you_mean
@@ -17,9 +17,6 @@ from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
 from tokenspeed.plugins.selection import Choice, load_target, refusals, select
 from tokenspeed.plugins.specs import KERNEL_OBJECTIVES, KernelSpec
-
-if TYPE_CHECKING:
-    from tokenspeed.interfaces.kernel import KernelContext
 
 __all__ = ["KernelQuery", "KernelRegistry", "check_overrides"]
 
@@ -83,7 +80,7 @@ class KernelRegistry:
         capability: what its device reports, compared with ``KernelSpec.capability``.
         overrides: ``family.mode`` to solution (``name`` or ``plugin:name``).
         objective: replaces the objective of every request where it is not empty.
-        context_factory: given a plugin's name, makes the context for its ``factory`` kernels.
+        context_factory: given a plugin's name, makes the ``interfaces.kernel.KernelContext`` for its ``factory`` kernels.
         active: names of active plugins, for ``Spec.needs``; ``None`` skips that check.
     """
 
@@ -95,7 +92,7 @@ class KernelRegistry:
         capability: tuple[int, ...] = (),
         overrides: Mapping[str, str] | None = None,
         objective: str = "",
-        context_factory: Callable[[str], KernelContext] | None = None,
+        context_factory: Callable[[str], object] | None = None,
         active: Collection[str] | None = None,
     ) -> None:
         self.platform_name = platform_name
