@@ -220,11 +220,18 @@ void Runtime::extend(const AttentionCall& call, const int32_t* query_start, int6
       tasks.push_back({r, t, end, keys * (end - t + 4)});
     }
   }
+  // Longest first, dealt to the threads in turn (a thread begins with a range of consecutive chunks).
   std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  std::vector<Task> dealt;
+  dealt.reserve(tasks.size());
+  const auto threads = static_cast<size_t>(pool_.num_threads());
+  for (size_t thread = 0; thread < threads; ++thread) {
+    for (size_t i = thread; i < tasks.size(); i += threads) dealt.push_back(tasks[i]);
+  }
 
   ThreadPool::Lease lease(pool_);
   throw_on_error(lease.run(static_cast<int64_t>(tasks.size()) * kv_heads, [&](int64_t index, Scratch& scratch) -> int32_t {
-    const Task& task = tasks[static_cast<size_t>(index / kv_heads)];
+    const Task& task = dealt[static_cast<size_t>(index / kv_heads)];
     const int64_t head = index % kv_heads, queries = (task.end - task.begin) * group;
     QueryBlock block(scratch.floats(QueryBlock::floats(queries, dim, value_dim)), queries, dim, value_dim);
     const int64_t offset = call.seq_lens[task.row] - query_start[task.row + 1];  // token number -> position

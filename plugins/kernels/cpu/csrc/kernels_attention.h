@@ -14,6 +14,18 @@ struct PointerRows {
   const float* const* rows;
   SIMD_INLINE const float* operator()(int64_t k) const { return rows[k]; }
 };
+// Asks for a row of the next block's keys with each row: for few queries, where memory is what attention waits for.
+template <class T>
+struct PrefetchingRows {
+  const float* const* rows;
+  const T* const* ahead;
+  int64_t ahead_bytes;
+  SIMD_INLINE const float* operator()(int64_t k) const {
+    const char* next = reinterpret_cast<const char*>(ahead[k]);
+    for (int64_t i = 0; i < ahead_bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
+    return rows[k];
+  }
+};
 
 // c[MR][NV vectors] = c * alpha + a[MR][k0..k1) * b(k)[NV vectors] at column `col`; alpha null starts from zero.
 template <int MR, int NV, class Rows>
@@ -164,14 +176,24 @@ int32_t attend_typed(const AttendArgs& a) {
   float* packed = kt + padded(dim) * kKeyBlock;   // (kKeyBlock, pad): values, where they cannot be read in place
   float* alpha = packed + pad * kKeyBlock;        // (queries)
   float* scores = alpha + padded(a.queries);      // (queries, kKeyBlock)
-  const T* keys[kKeyBlock];
-  const T* values[kKeyBlock];
+  struct Block {
+    int64_t first, count;
+    const T* keys[kKeyBlock];
+    const T* values[kKeyBlock];
+  };
+  Block blocks[2];
   const float* value_rows[kKeyBlock];
-  for (int64_t start = a.begin / kKeyBlock * kKeyBlock; start < a.end; start += kKeyBlock) {
-    const int64_t first = a.begin > start ? a.begin - start : 0;
-    const int64_t count = a.end - start < kKeyBlock ? a.end - start : kKeyBlock;
-    if (!block_rows(cache, a.head, a.pages, start, first, count, keys, values)) return kPageOutOfRange;
-    transpose_keys(keys, values, first, count, dim, kt);
+  const auto locate = [&](int64_t start, Block& block) {
+    block.first = a.begin > start ? a.begin - start : 0;
+    block.count = a.end - start < kKeyBlock ? a.end - start : kKeyBlock;
+    return block_rows(cache, a.head, a.pages, start, block.first, block.count, block.keys, block.values);
+  };
+  int64_t start = a.begin / kKeyBlock * kKeyBlock;
+  if (start < a.end && !locate(start, blocks[0])) return kPageOutOfRange;
+  for (int64_t number = 0; start < a.end; start += kKeyBlock, ++number) {
+    const Block& block = blocks[number % 2];
+    const int64_t first = block.first, count = block.count;
+    transpose_keys(block.keys, block.values, first, count, dim, kt);
     product(a.q, dim, a.queries, StrideRows{kt, kKeyBlock}, 0, dim, kKeyBlock, scores, kKeyBlock, nullptr);
     for (int64_t i = 0; i < a.queries; ++i) {
       alpha[i] = softmax_block(scores + i * kKeyBlock, a.lo[i] - start, a.hi[i] - start, a.softcap, a.m + i, a.l + i);
@@ -180,15 +202,25 @@ int32_t attend_typed(const AttendArgs& a) {
     if constexpr (sizeof(T) == sizeof(float)) {
       in_place = pad == value_dim;
       if (in_place) {
-        for (int64_t j = first; j < count; ++j) value_rows[j] = values[j];
+        for (int64_t j = first; j < count; ++j) value_rows[j] = block.values[j];
       }
     }
     if (!in_place) {
       for (int64_t j = first; j < count; ++j) {
         float* row = packed + j * pad;
-        for (int64_t d = 0; d < value_dim; d += W) store(row + d, load_some(values[j] + d, value_dim - d));
+        for (int64_t d = 0; d < value_dim; d += W) store(row + d, load_some(block.values[j] + d, value_dim - d));
         for (int64_t d = (value_dim + W - 1) / W * W; d < pad; d += W) store(row + d, zero());
         value_rows[j] = row;
+      }
+    }
+    Block& later = blocks[(number + 1) % 2];
+    if (start + kKeyBlock < a.end) {
+      if (!locate(start + kKeyBlock, later)) return kPageOutOfRange;
+      if (a.queries <= kTileMR) {
+        for (int64_t j = later.count; j < count; ++j) later.keys[j] = later.keys[later.count - 1];
+        product(scores, kKeyBlock, a.queries, PrefetchingRows<T>{value_rows, later.keys, dim * static_cast<int64_t>(sizeof(T))},
+                first, count, pad, a.o, pad, alpha);
+        continue;
       }
     }
     product(scores, kKeyBlock, a.queries, PointerRows{value_rows}, first, count, pad, a.o, pad, alpha);

@@ -3,8 +3,9 @@
 // Both operands are contiguous along k, so a tile keeps MR x NR accumulators whose lanes run along k and folds the lanes at
 // the end; nothing is packed or copied. Every output is computed by the same sequence of operations whatever the number of
 // rows, its place in a tile or the thread: k is cut into equal blocks that depend on k alone, each block's lanes are summed
-// by one tree, and the blocks are added in order. Weights of the next tile are prefetched evenly through the current one,
-// because at few rows the product is bound by reading them.
+// by one tree, and the blocks are added in order. At few rows the product is bound by reading weights: those of the tile after
+// the next are prefetched evenly through the current one, into the second-level cache (the first level is too small for the
+// distance: that costs a third of the bandwidth).
 #pragma once
 
 template <class T>
@@ -42,7 +43,7 @@ SIMD_INLINE int64_t k_block(int64_t k) {
   return (each + 63) / 64 * 64;
 }
 
-// MR input rows x NR weight rows over one k block; `ahead` of the NR rows at `next` are prefetched.
+// MR input rows x NR weight rows over one k block; AHEAD weight rows at `next` are prefetched.
 template <class T, int MR, int NR, int AHEAD>
 void gemm_tile(const T* x, int64_t ldx, const T* w, int64_t ldw, int64_t k, float* c, int64_t ldc, bool accumulate,
                const T* next) {
@@ -66,7 +67,7 @@ void gemm_tile(const T* x, int64_t ldx, const T* w, int64_t ldw, int64_t k, floa
       for (int m = 0; m < MR; ++m) acc[m][n] = E::mac(a[m], b, acc[m][n]);
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < AHEAD; ++r) __builtin_prefetch(next + r * ldw + i, 0, 3);
+    for (int r = 0; r < AHEAD; ++r) __builtin_prefetch(next + r * ldw + i, 0, 2);
   }
   if (i < k) {
     const int rest = static_cast<int>(k - i);
@@ -96,14 +97,17 @@ void gemm_tile(const T* x, int64_t ldx, const T* w, int64_t ldw, int64_t k, floa
 template <class T, int MR, int NR>
 SIMD_INLINE void gemm_tile_ahead(const T* x, int64_t ldx, const T* w, int64_t ldw, int64_t k, float* c, int64_t ldc,
                                  bool accumulate, const T* next, int ahead) {
-  if (ahead >= NR) {
-    gemm_tile<T, MR, NR, NR>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
-  } else if (ahead >= 3) {
-    gemm_tile<T, MR, NR, 3>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
-  } else if (ahead >= 1) {
-    gemm_tile<T, MR, NR, 1>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
-  } else {
+  if constexpr (NR == 1) {
     gemm_tile<T, MR, NR, 0>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
+  } else {
+    switch (ahead) {
+      case 0: return gemm_tile<T, MR, NR, 0>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
+      case 1: return gemm_tile<T, MR, NR, 1>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
+      case 2: return gemm_tile<T, MR, NR, 2>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
+      case 3: return gemm_tile<T, MR, NR, 3>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
+      case 4: return gemm_tile<T, MR, NR, 4>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
+      default: return gemm_tile<T, MR, NR, NR>(x, ldx, w, ldw, k, c, ldc, accumulate, next);
+    }
   }
 }
 
@@ -132,14 +136,14 @@ void gemm_panel(const T* x, int64_t ldx, const T* w, int64_t k, int64_t rows, in
   const int64_t block = k_block(k);
   const int64_t tiles = (rows + Elem<T>::kMR - 1) / Elem<T>::kMR;
   const int64_t base = rows / tiles, longer = rows % tiles;
-  // Each of the first tiles prefetches `ahead` of the next weight rows, so that all are under way by the last tile.
-  const int ahead = tiles == 1 ? kGemmNR : tiles <= 4 ? 3 : 1;
+  // Each tile prefetches `ahead` of the later weight rows, so that all are under way by the last tile.
+  const int ahead = static_cast<int>((kGemmNR + tiles - 1) / tiles);
   for (int64_t n = n0; n < n1;) {
     const int64_t width = n + kGemmNR <= n1 ? kGemmNR : 1;
     for (int64_t k0 = 0; k0 < k; k0 += block) {
       const int64_t depth = k0 + block < k ? block : k - k0;
       const T* tile_w = w + n * k + k0;
-      const T* next = k0 + block < k ? tile_w + block : w + (n + width) * k;
+      const T* next = (k0 + block < k ? tile_w + block : w + (n + width) * k) + kGemmNR * k;  // one tile further
       int64_t m = 0;
       for (int64_t t = 0; t < tiles; ++t) {
         const int height = static_cast<int>(base + (t < longer ? 1 : 0));

@@ -14,7 +14,7 @@ inline void relax() {
 #endif
 }
 
-inline uint32_t job_of(uint64_t ticket) { return static_cast<uint32_t>(ticket >> 32); }
+inline uint64_t job_of(uint64_t ticket) { return ticket >> 1; }
 
 }  // namespace
 
@@ -29,9 +29,9 @@ float* Scratch::floats(int64_t count) {
   return data_.get();
 }
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads) : ranges_(std::make_unique<Range[]>(static_cast<size_t>(num_threads))) {
   workers_.reserve(static_cast<size_t>(num_threads - 1));
-  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { worker_loop(); });
+  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { worker_loop(i); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -43,21 +43,24 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::work(Scratch& scratch) {
-  for (;;) {
-    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_seq_cst);
-    const auto index = static_cast<int64_t>(ticket & (kClosed - 1));
-    if ((ticket & kClosed) != 0 || index >= total_) return;
-    const int32_t error = chunk_(context_, index, scratch);
-    if (error != 0) {
-      int32_t none = 0;
-      error_.compare_exchange_strong(none, error);
+void ThreadPool::work(int number, Scratch& scratch) {
+  const int threads = num_threads();
+  for (int i = 0; i < threads; ++i) {
+    Range& range = ranges_[static_cast<size_t>((number + i) % threads)];
+    for (;;) {
+      const int64_t index = range.next.fetch_add(1, std::memory_order_relaxed);
+      if (index >= range.end) break;
+      const int32_t error = chunk_(context_, index, scratch);
+      if (error != 0) {
+        int32_t none = 0;
+        error_.compare_exchange_strong(none, error);
+      }
     }
   }
 }
 
 // Returns false when the pool is being destroyed.
-bool ThreadPool::wait_for_job(uint32_t seen) {
+bool ThreadPool::wait_for_job(uint64_t seen) {
   const auto deadline = std::chrono::steady_clock::now() + kSpin;
   do {
     for (int i = 0; i < 16; ++i) {
@@ -72,16 +75,16 @@ bool ThreadPool::wait_for_job(uint32_t seen) {
   return !stop_.load();
 }
 
-void ThreadPool::worker_loop() {
+void ThreadPool::worker_loop(int number) {
   Scratch scratch;
-  uint32_t seen = 0;
+  uint64_t seen = 0;
   while (wait_for_job(seen)) {
     active_.fetch_add(1, std::memory_order_seq_cst);
     // If the ticket reads as open here, its submitter closes it later and then sees this worker in `active_`: the job fields
     // stay valid until this worker leaves.
     const uint64_t ticket = ticket_.load(std::memory_order_seq_cst);
     seen = job_of(ticket);
-    if ((ticket & kClosed) == 0) work(scratch);
+    if ((ticket & kClosed) == 0) work(number, scratch);
     active_.fetch_sub(1, std::memory_order_release);
   }
 }
@@ -99,7 +102,7 @@ ThreadPool::Lease::Lease(ThreadPool& pool) : pool_(pool), lock_(pool.lease_mutex
 
 int32_t ThreadPool::Lease::run_erased(int64_t chunks, Chunk chunk, const void* context) {
   ThreadPool& pool = pool_;
-  if (chunks <= 1 || !lock_.owns_lock() || pool.workers_.empty() || chunks >= static_cast<int64_t>(kClosed) / 2) {
+  if (chunks <= 1 || !lock_.owns_lock() || pool.workers_.empty()) {
     int32_t first = 0;
     for (int64_t i = 0; i < chunks; ++i) {
       const int32_t error = chunk(context, i, *chunk_scratch_);
@@ -109,15 +112,20 @@ int32_t ThreadPool::Lease::run_erased(int64_t chunks, Chunk chunk, const void* c
   }
   pool.chunk_ = chunk;
   pool.context_ = context;
-  pool.total_ = chunks;
   pool.error_.store(0, std::memory_order_relaxed);
-  const uint32_t job = job_of(pool.ticket_.load(std::memory_order_relaxed)) + 1;
-  pool.ticket_.store(uint64_t{job} << 32, std::memory_order_seq_cst);
+  const int64_t threads = pool.num_threads();
+  for (int64_t i = 0; i < threads; ++i) {
+    Range& range = pool.ranges_[static_cast<size_t>(i)];
+    range.next.store(chunks * i / threads, std::memory_order_relaxed);
+    range.end = chunks * (i + 1) / threads;
+  }
+  const uint64_t job = job_of(pool.ticket_.load(std::memory_order_relaxed)) + 1;
+  pool.ticket_.store(job << 1, std::memory_order_seq_cst);
   if (pool.sleeping_.load(std::memory_order_seq_cst) > 0) {
     { const std::lock_guard guard(pool.sleep_mutex_); }
     pool.wake_.notify_all();
   }
-  pool.work(*chunk_scratch_);
+  pool.work(0, *chunk_scratch_);
   pool.ticket_.fetch_or(kClosed, std::memory_order_seq_cst);
   for (int spins = 0; pool.active_.load(std::memory_order_seq_cst) != 0; ++spins) {
     if (spins < 2000) {

@@ -1,7 +1,8 @@
 // A fixed set of worker threads that share the chunks of one job at a time with the thread that submits it.
 //
-// Chunks are handed out one by one from an atomic ticket, so a core that is taken away for a while delays one chunk, not half
-// of the work, and the submitter never waits for a worker that has not begun. Workers spin for a few tens of microseconds
+// Every thread has a range of consecutive chunks (weights are then read as one stream), takes them one by one, and goes on with
+// what is left of the other ranges: a core that is taken away for a while delays one chunk, not half of the work, and the
+// submitter never waits for a worker that has not begun. Workers spin for a few tens of microseconds
 // after a job (the next kernel of a step usually follows), then sleep on a condition variable. Any number of threads may
 // submit: one at a time has the workers, the others run their jobs by themselves.
 //
@@ -72,11 +73,16 @@ class ThreadPool {
   };
 
  private:
-  void worker_loop();
-  void work(Scratch& scratch);
-  bool wait_for_job(uint32_t seen);
+  struct alignas(64) Range {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
 
-  static constexpr uint64_t kClosed = uint64_t{1} << 31;
+  void worker_loop(int number);
+  void work(int number, Scratch& scratch);
+  bool wait_for_job(uint64_t seen);
+
+  static constexpr uint64_t kClosed = 1;
   static constexpr std::chrono::microseconds kSpin{50};
 
   std::mutex lease_mutex_;
@@ -85,10 +91,10 @@ class ThreadPool {
 
   Chunk chunk_ = nullptr;
   const void* context_ = nullptr;
-  int64_t total_ = 0;
+  std::unique_ptr<Range[]> ranges_;  // one a thread, the submitter's first
   std::atomic<int32_t> error_{0};
 
-  alignas(64) std::atomic<uint64_t> ticket_{kClosed};  // (job number << 32) | closed flag | next chunk
+  alignas(64) std::atomic<uint64_t> ticket_{kClosed};  // (job number << 1) | closed flag
   alignas(64) std::atomic<int32_t> active_{0};         // workers inside the current job
   alignas(64) std::atomic<int32_t> sleeping_{0};
   std::mutex sleep_mutex_;
