@@ -13,7 +13,7 @@ __all__ = ["explain_text", "to_json"]
 
 
 def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
-    """The block as lines of ``slot  choice  why``; ``verbose`` adds a line for each loser."""
+    """The block as lines of ``slot  choice  why``; ``verbose`` adds why each other candidate lost."""
     config = assembly.config
     lines = [f"TokenSpeed {__version__}"]
     for slot, choice in assembly.choices.items():
@@ -23,7 +23,10 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
             extra = f" for {assembly.model.architecture}"
         lines.append(f"  {slot:<17} {choice.winner.name} {version}{extra} ({choice.why})")
         if verbose:
-            lines += [f"  {'':<17}   not {loser.name}: {loser.reason}" for loser in choice.losers]
+            by_reason: dict[str, list[str]] = {}
+            for loser in choice.losers:
+                by_reason.setdefault(loser.reason, []).append(loser.name)
+            lines += [f"  {'':<17}   not {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     for slot in ("tool_parser", "reasoning_parser"):
         if slot not in assembly.choices:
             lines.append(f"  {slot:<17} none")
