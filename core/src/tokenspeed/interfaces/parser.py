@@ -62,8 +62,8 @@ class ToolParser(ABC):
     #: Whether one machine reads reasoning and calls of this format (harmony): no reasoning parser stands before it.
     reads_reasoning: bool = False
 
-    #: Whether markup announces a call. Formats of bare JSON or Python have none, so their calls are not looked for inside reasoning.
-    announced: bool = True
+    #: Markers that announce calls. Formats of bare JSON or Python have none: their calls are not looked for inside reasoning.
+    announcements: tuple[str, ...] = ()
 
     def __init__(self, ctx: ParserContext) -> None:
         self.ctx = ctx

@@ -53,7 +53,7 @@ class ReasoningParser(ABC):
     #: Whether the text must keep special tokens (the markers are special tokens of the vocabulary).
     needs_special_tokens: bool = False
 
-    #: The markers, for the caller to find the tokens that spell one whole marker each (see ``feed``).
+    #: The markers, for the caller to find the tokens that spell one whole marker each (see ``feed``). Empty: spans are of no use here and ignored.
     markers: tuple[str, ...] = ()
 
     def __init__(self, ctx: ReasoningContext) -> None:
@@ -68,9 +68,9 @@ class ReasoningParser(ABC):
     def feed(self, text: str, marker_spans: Sequence[tuple[int, int]] | None = None) -> ReasoningDelta:
         """Take the next piece of generated text.
 
-        ``marker_spans`` are the ``(begin, end)`` offsets in ``text`` of markers that came as single tokens; then nothing else counts as a marker, and
-        an answer or a thought may spell one. Without them (``None``) every marker text counts, the first end marker closes the reasoning, and
-        marker text never appears in the result. One choice is fed either always with spans or never.
+        ``marker_spans`` are the ``(begin, end)`` offsets in ``text`` of markers that came as single tokens; then nothing else counts as a marker, so an
+        answer or a thought may spell one. Without them (``None``) every marker text counts: the first end marker closes the reasoning, a second
+        block is not begun, and marker text never appears in the result. One choice is fed either always with spans or never.
         """
 
     @abstractmethod
@@ -78,5 +78,5 @@ class ReasoningParser(ABC):
         """The text is at its end (also when cut by a limit): flush what was held back."""
 
     @abstractmethod
-    def end_reasoning(self) -> None:
-        """Text that is still to come is content, until a start marker says otherwise (a tool call was found inside the reasoning)."""
+    def end_reasoning(self) -> ReasoningDelta:
+        """Tell what is held back, as what it is now; text still to come is content (a tool call was found)."""

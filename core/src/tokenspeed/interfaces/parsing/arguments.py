@@ -1,0 +1,79 @@
+"""Arguments that a format writes one by one, put together as a JSON object while they arrive."""
+
+from __future__ import annotations
+
+import json
+
+from tokenspeed.interfaces.parsing.machine import Output
+from tokenspeed.interfaces.parsing.schema import STRING, ToolSchemas, Types, to_json
+
+__all__ = ["ArgumentWriter"]
+
+
+class ArgumentWriter:
+    """Writes ``{"key": value, ..}`` to the call that began last.
+
+    A value whose type is string alone is told as it comes; any other is held until it is complete, since its form depends on all of it. A key that was
+    given before is ignored, with its value.
+
+    Args:
+        out: where to write.
+        schemas: the request's tools.
+        tool: name of the called tool.
+        trim: one line break at each end of a value belongs to the markup.
+    """
+
+    __slots__ = ("_held", "_keys", "_line_break", "_out", "_schemas", "_skip", "_started", "_tool", "_trim", "_types")
+
+    def __init__(self, out: Output, schemas: ToolSchemas, tool: str, *, trim: bool) -> None:
+        self._out = out
+        self._schemas = schemas
+        self._tool = tool
+        self._trim = trim
+        self._keys: set[str] = set()
+        self._types: Types = STRING
+        self._skip = False
+        self._started = False  # something of the value has arrived
+        self._line_break = False  # a trailing line break is held back
+        self._held: list[str] = []
+
+    def begin(self, key: str, types: Types | None = None) -> None:
+        """An argument begins; ``types`` replaces what the schema says."""
+        self._skip = key in self._keys
+        self._started = self._line_break = False
+        self._held = []
+        if self._skip:
+            return
+        self._types = self._schemas.types(self._tool, key) if types is None else types
+        self._out.arguments(("{" if not self._keys else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._keys.add(key)
+        if self._types == STRING:
+            self._out.arguments('"')
+
+    def value(self, text: str) -> None:
+        """More of the value."""
+        if self._skip or not text:
+            return
+        if self._trim:
+            if not self._started:
+                self._started = True
+                text = text.removeprefix("\n")
+            if not text:
+                return
+            if self._line_break:
+                text = "\n" + text
+            self._line_break = text.endswith("\n")
+            text = text.removesuffix("\n")
+        if self._types == STRING:
+            self._out.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        else:
+            self._held.append(text)
+
+    def end(self) -> None:
+        """The value is complete."""
+        if not self._skip:
+            self._out.arguments('"' if self._types == STRING else to_json("".join(self._held), self._types))
+
+    def close(self) -> None:
+        """The call is complete."""
+        self._out.arguments("}" if self._keys else "{}")
