@@ -33,7 +33,7 @@ class ParserContext:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallDelta:
-    """A piece of one call. The first piece of an index carries ``name`` (whole) and perhaps ``id`` (``None``: the server makes one); ``arguments`` is appended."""
+    """A piece of one call: the first of an index carries ``name``, whole, and perhaps ``id`` (``None``: the server makes one); ``arguments`` is appended."""
 
     index: int
     name: str | None = None

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,13 +105,13 @@ def parse(parser: ToolParser, pieces: Sequence[str]) -> Parsed:
     return parsed
 
 
-def _partitions(text: str, seed: int) -> Iterator[list[str]]:
-    """Each character, all two-chunk cuts (of up to 400 places), and 100 random cuts."""
+def _partitions(text: str, seed: int, count: int = 200) -> Iterator[list[str]]:
+    """Each character, all two-chunk cuts (of up to 400 places), and ``count`` random cuts."""
     yield list(text)
     for at in range(1, len(text), max(1, len(text) // 400)):
         yield [text[:at], text[at:]]
     rng = random.Random(seed)
-    for _ in range(100):
+    for _ in range(count):
         cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randint(1, 12)))
         yield [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
@@ -150,6 +151,14 @@ class ToolParserSuite:
         for seed, sample in enumerate(self.samples):
             whole = parse(self.make(sample.tools), [sample.text])
             for pieces in _partitions(sample.text, seed):
+                assert parse(self.make(sample.tools), pieces) == whole, pieces
+
+    @pytest.mark.slow
+    def test_ten_thousand_partitions_give_the_same(self) -> None:
+        """As above, with 10,000 random partitions of all samples together."""
+        for seed, sample in enumerate(self.samples):
+            whole = parse(self.make(sample.tools), [sample.text])
+            for pieces in _partitions(sample.text, 1000 + seed, count=10_000 // len(self.samples) + 1):
                 assert parse(self.make(sample.tools), pieces) == whole, pieces
 
     def test_plain_text_comes_back_unchanged_and_in_time(self) -> None:
