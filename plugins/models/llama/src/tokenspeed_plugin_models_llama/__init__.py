@@ -1,0 +1,1 @@
+"""Llama and the models that are Llama in all but name."""
