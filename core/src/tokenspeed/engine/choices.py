@@ -201,7 +201,7 @@ def choose_attention(
             flag=flags[phase],
             flag_name=f"--{_PHASE_FLAGS[phase].replace('_', '-')}" if specific else "--attention-backend",
             need=need,
-            preferences=platform.preferences("attention_backend"),
+            preferences=platform.preferences(f"attention_backend.{phase}") or platform.preferences("attention_backend"),
             platform=platform_name,
             active=host.active,
             fits=fits,

@@ -70,7 +70,8 @@ class Platform(ABC):
 
     @abstractmethod
     def preferences(self, kind: str) -> tuple[str, ...]:
-        """Names of kind ``kind`` in this platform's order; unlisted ones follow by priority."""
+        """Names of kind ``kind`` in this platform's order; unlisted ones follow by priority. Attention is asked for by phase first (``attention_backend.extend``,
+        ``attention_backend.decode``), then as ``attention_backend``."""
 
     @abstractmethod
     def init_process(self) -> None:
