@@ -56,7 +56,7 @@ class Runner:
         self._path = "/v1/chat/completions" if config.endpoint == _CHAT else "/v1/completions"
 
     async def warm_up(self, session: Session) -> list[Record]:
-        """Send ``config.warmup`` requests made of the session's own text, without the shared part, so that the cache stays cold for it."""
+        """Send ``config.warmup`` requests that share no text with the run, so that the cache stays cold for it. ``session`` gives the text."""
         alone = Session(index=-1, system="", turns=session.turns[:1], pauses_s=(0.0,))
         return [await self._request(alone, 0, []) for _ in range(self.config.warmup)]
 

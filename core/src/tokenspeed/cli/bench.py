@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from tokenspeed.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenspeed.benchmark.runner import RunConfig
-    from tokenspeed.benchmark.workload import WorkloadConfig
+    from tokenspeed.benchmark.workload import Session, WorkloadConfig
 
 __all__ = ["add_arguments", "run"]
 
@@ -131,7 +132,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"{args.base_url}: {error}" if isinstance(error, (WireError, OSError)) else str(error)
         ) from error
-    result = asyncio.run(_drive(args, config, make_sessions(workload, tokenizer)))
+    warm = make_sessions(dataclasses.replace(workload, seed=-1 - workload.seed, num_prompts=1, sessions=1), tokenizer)[
+        0
+    ]
+    result = asyncio.run(_drive(args, config, make_sessions(workload, tokenizer), warm))
     if args.json is not None:
         text = json.dumps(result, indent=2)
         if args.json == "-":
@@ -184,7 +188,7 @@ async def _config(args: argparse.Namespace) -> RunConfig:
     )
 
 
-async def _drive(args: argparse.Namespace, config: RunConfig, sessions: list[Any]) -> dict[str, Any]:
+async def _drive(args: argparse.Namespace, config: RunConfig, sessions: list[Session], warm: Session) -> dict[str, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -196,7 +200,7 @@ async def _drive(args: argparse.Namespace, config: RunConfig, sessions: list[Any
     with Progress(*columns, console=console, disable=args.no_progress or not sys.stderr.isatty()) as progress:
         task = progress.add_task("requests", total=sum(len(session.turns) for session in sessions))
         runner = Runner(config, on_request=lambda _record: progress.advance(task))
-        failed = [record.error for record in await runner.warm_up(sessions[0]) if not record.ok]
+        failed = [record.error for record in await runner.warm_up(warm) if not record.ok]
         if failed:
             raise ConfigError(f"the warm-up request failed: {failed[0]}")
         records, wall_s = await runner.run(sessions)
