@@ -77,7 +77,8 @@ def resolve_parallel(parallel: ParallelConfig, shape: AttentionShape) -> Paralle
             )
     if parallel.world_size not in (1, size):
         raise ConfigError(f"--world-size {parallel.world_size}: it must be the tensor parallel size, {size}")
-    if shape.q_heads % size:
+    # As layers.parallel.shard_heads deals heads out: whole KV groups (the last rank may be padded), or with fewer KV heads than ranks, copies of them.
+    if shape.kv_heads < size and (size % shape.kv_heads or shape.q_heads % size):
         raise ConfigError(f"--tensor-parallel-size {size} does not divide the model's {shape.q_heads} attention heads")
     return ParallelConfig(
         tensor_parallel_size=size, attn_tp_size=size, dense_tp_size=size, moe_tp_size=size, world_size=size
