@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from tokenspeed.errors import RequestError
@@ -12,6 +13,8 @@ from tokenspeed.serving.protocol.parse import json_object
 __all__ = ["ClientGone", "read_json"]
 
 _BODY_TIMEOUT_S = 60.0
+_DISCARD_BYTES = 256 * 1024 * 1024
+_DISCARD_S = 2.0
 
 
 class ClientGone(Exception):  # noqa: N818 (nothing went wrong: there is nobody left to answer)
@@ -34,6 +37,7 @@ async def read_json(request: HttpRequest, *, empty_is: dict[str, Any] | None = N
 async def _read(request: HttpRequest, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
+        await _discard(request)
         raise _too_large(limit)
     body = bytearray()
     try:
@@ -44,6 +48,7 @@ async def _read(request: HttpRequest, limit: int) -> bytes:
                     raise ClientGone
                 body += message["body"]
                 if len(body) > limit:
+                    await _discard(request)
                     raise _too_large(limit)
                 if not message["more_body"]:
                     return bytes(body)
@@ -51,6 +56,18 @@ async def _read(request: HttpRequest, limit: int) -> bytes:
         raise RequestError(
             f"the body did not arrive within {_BODY_TIMEOUT_S:g} s", code="timeout", status=408
         ) from None
+
+
+async def _discard(request: HttpRequest) -> None:
+    """Read on for a moment without keeping anything: a client that is still sending would see a reset instead of the answer."""
+    left = _DISCARD_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            while left > 0:
+                message = await request.receive()
+                if message["type"] != "http.request" or not message["more_body"]:
+                    return
+                left -= len(message["body"])
 
 
 def _too_large(limit: int) -> RequestError:

@@ -21,7 +21,8 @@ from tokenspeed.errors import ModelError, RequestError
 
 __all__ = ["ChatTemplate"]
 
-_CUT = "\ue000CUT\ue001"  # private-use characters: marks the end of the message to be continued
+#: Marks the end of the message to be continued: private-use characters, and a blank that is gone where the template strips contents.
+_CUT = "\ue000CUT\ue001 "
 
 
 class _GenerationBlock(Extension):
@@ -98,10 +99,8 @@ class ChatTemplate:
             RequestError: the template refuses the conversation, or fails on it.
         """
         shown = [dict(message) for message in messages]
-        tail = ""
         if continue_final_message:
-            tail = str(shown[-1].get("content") or "")
-            shown[-1]["content"] = tail + _CUT
+            shown[-1]["content"] = str(shown[-1].get("content") or "") + _CUT
         try:
             text = self._template.render(
                 {**self._variables, **(extra or {})},
@@ -114,16 +113,15 @@ class ChatTemplate:
             Exception
         ) as error:  # a template is a program of the model's author: whatever it raises refuses this request only
             raise RequestError(f"the chat template cannot render these messages: {error}", param="messages") from error
-        return self._cut(text, tail) if continue_final_message else text
+        return self._cut(text) if continue_final_message else text
 
     @staticmethod
-    def _cut(text: str, tail: str) -> str:
+    def _cut(text: str) -> str:
         """Ends the prompt right behind the last message's text, the way the template shows it (some strip it)."""
-        end = text.rfind(_CUT)
+        end = text.rfind(_CUT.rstrip())
         if end < 0:
             raise RequestError(
                 "the chat template does not show the final message's content: it cannot be continued",
                 param="continue_final_message",
             )
-        text = text[:end]
-        return text if text.endswith(tail) else text.rstrip()
+        return text[:end] if text.startswith(_CUT, end) else text[:end].rstrip()

@@ -40,7 +40,7 @@ class TestHermesRules(ToolParserSuite):
             call("n", '{"n": 123456789012345678901, "x": [1.50, {"a": [null, "}"]}]}'),
             verbatim=('{"n": 123456789012345678901, "x": [1.50, {"a": [null, "}"]}]}',),
             calls=(("n", {"n": 123456789012345678901, "x": [1.5, {"a": [None, "}"]}]}),),
-        ),  # fmt: skip
+        ),
         Sample('<tool_call>{"arguments": {"a": 1}, "name": "late"}</tool_call>', calls=(("late", {"a": 1}),)),
         Sample('<tool_call>\n{"name": "bare"}\n</tool_call>', calls=(("bare", {}),)),
         Sample(

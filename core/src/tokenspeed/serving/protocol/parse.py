@@ -7,6 +7,8 @@ unknown field is refused with the nearest known name.
 from __future__ import annotations
 
 import difflib
+import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +20,7 @@ from tokenspeed.errors import RequestError
 __all__ = ["Refused", "json_object", "parse_object", "struct_schema"]
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_SECOND_LOOK_BYTES = 1 << 20
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key )?(?:in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 
@@ -42,10 +45,25 @@ def json_object(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        field = _not_finite(body)
+        if field is not None:
+            raise RequestError(f"{field}: must be a finite number", param=field, code="invalid_json") from error
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
     return value
+
+
+def _not_finite(body: bytes) -> str | None:
+    """The field that holds NaN, Infinity or a number too large for a double, which are no JSON but what some clients write."""
+    if len(body) > _SECOND_LOOK_BYTES:
+        return None
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    fields = value.items() if isinstance(value, dict) else ()
+    return next((name for name, field in fields if isinstance(field, float) and not math.isfinite(field)), None)
 
 
 def parse_object(value: Mapping[str, Any], kind: type[_T], refused: Mapping[str, Refused], prefix: str = "") -> _T:

@@ -121,7 +121,13 @@ def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
 
 
 def sampling_params(
-    fields: SamplingFields, limits: Limits, *, max_new_tokens: int, logprobs: int = -1, prompt_logprobs: int = -1
+    fields: SamplingFields,
+    limits: Limits,
+    *,
+    max_new_tokens: int,
+    logprobs: int = -1,
+    prompt_logprobs: int = -1,
+    logprobs_field: str = "logprobs",
 ) -> SamplingParams:
     """The engine's form of the sampling fields, every bound checked.
 
@@ -131,7 +137,9 @@ def sampling_params(
     if not 1 <= fields.n <= limits.max_n:
         raise RequestError(f"n: must lie in 1..{limits.max_n}, got {fields.n}", param="n")
     if logprobs > limits.max_logprobs or prompt_logprobs > limits.max_logprobs:
-        raise RequestError(f"at most {limits.max_logprobs} alternatives per token can be asked for", param="logprobs")
+        raise RequestError(
+            f"{logprobs_field}: at most {limits.max_logprobs} alternatives per token", param=logprobs_field
+        )
     if len(fields.stop_token_ids) > _MAX_STOP_IDS:
         raise RequestError(f"stop_token_ids: at most {_MAX_STOP_IDS}", param="stop_token_ids")
     for token in fields.stop_token_ids:

@@ -75,7 +75,9 @@ async def _prepare(context: ServerContext, value: dict[str, Any], size: int) -> 
     limits = context.limits
     logprobs = (body.top_logprobs or 0) if body.logprobs else -1
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    params = sampling_params(body, limits, max_new_tokens=wanted or limits.max_model_len, logprobs=logprobs)
+    params = sampling_params(
+        body, limits, max_new_tokens=wanted or limits.max_model_len, logprobs=logprobs, logprobs_field="top_logprobs"
+    )
     stops = stop_strings(body)
     tools, messages = tools_of(body), conversation(body)
     active = bool(tools) and body.tool_choice != "none"

@@ -110,6 +110,7 @@ async def _prepare(context: ServerContext, value: dict[str, Any]) -> _Job:
         max_new_tokens=wanted or limits.max_model_len,
         logprobs=logprobs,
         prompt_logprobs=logprobs if body.return_prompt_logprob else -1,
+        logprobs_field="top_logprobs_num",
     )
     stops = stop_strings(sampling)
     if body.input_ids is not None:

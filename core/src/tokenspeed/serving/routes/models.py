@@ -19,12 +19,11 @@ async def list_models(request: HttpRequest) -> dict[str, Any]:
 
 
 @get("/v1/models/{model_id:path}")
-async def show_model(request: HttpRequest, model_id: str) -> dict[str, Any]:
+async def show_model(request: HttpRequest) -> dict[str, Any]:
     """One served name; names may contain slashes."""
     context = context_of(request)
-    name = (
-        model_id if model_id in context.model_names else model_id.removeprefix("/")
-    )  # Litestar's path begins with a slash
+    path = str(request.path_params["model_id"])
+    name = path if path in context.model_names else path.removeprefix("/")  # Litestar's path begins with a slash
     context.check_model(name)
     return _card(context, name)
 

@@ -1,0 +1,107 @@
+"""When the engine fails, dies or hangs, clients and probes are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from tokenspeed.messages import EngineReady
+from tokenspeed.serving.engine_client import EngineClient
+from tokenspeed.testing.fake_engine import Reply
+from tokenspeed.testing.server import running, until
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = Reply(tokens=[97] * 100_000, finish=None)
+
+
+async def test_ops_04_open_requests_fail_and_new_ones_are_503_when_the_engine_fails() -> None:
+    """ops-04: a stream ends with an error event, a whole answer with 503, /health and new requests are 503."""
+    async with running(lambda _: ENDLESS, step_s=0.005) as server:
+        stream = asyncio.create_task(server.complete("x", stream=True, max_tokens=400))
+        whole = asyncio.create_task(server.chat(max_tokens=400))
+        await until(lambda: len(server.engine.running) == 2)
+        await asyncio.sleep(0.05)
+        await server.engine.fail("out of memory")
+        streamed, answered = await asyncio.wait_for(stream, 2), await asyncio.wait_for(whole, 2)
+        assert streamed.status_code == 200
+        assert '"error":{"message":"the engine failed: out of memory"' in streamed.text
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert answered.status_code == 503
+        assert answered.json()["error"]["type"] == "server_error"
+        for response in (await server.http.get("/health"), await server.complete(), await server.chat(stream=True)):
+            assert response.status_code == 503
+            assert response.headers["retry-after"]
+        metrics = await server.metrics()
+    assert "tokenspeed:engine_up 0.0" in metrics
+    assert 'tokenspeed:requests_finished_total{reason="error"} 2.0' in metrics
+
+
+async def test_ops_04_a_hung_engine_turns_health_red_and_its_return_turns_it_green() -> None:
+    """ops-04: missed heartbeats, as after SIGSTOP; the engine may come back."""
+    async with running(hung_after_s=0.3, heartbeat_s=0.05) as server:
+        server.engine.answering = False
+        begin = time.monotonic()
+        while (await server.http.get("/health")).status_code == 200:
+            assert time.monotonic() - begin < 3
+            await asyncio.sleep(0.02)
+        assert (await server.complete()).status_code == 503
+        server.engine.answering = True
+        while (await server.http.get("/health")).status_code != 200:
+            assert time.monotonic() - begin < 6
+            await asyncio.sleep(0.02)
+        assert (await server.complete()).status_code == 200
+
+
+async def test_the_end_of_a_process_is_seen_at_once() -> None:
+    """A sentinel that becomes readable fails the client within one turn of the loop, with the engine's last words."""
+    read, write = os.pipe()
+    client = EngineClient(
+        "ipc:///tmp/never-bound-to",
+        "ipc:///tmp/never-bound-from",
+        [read],
+        last_words=lambda: "rank 0 was killed by signal 9",
+    )
+    seen: list[str] = []
+    client.start(lambda _: None, lambda error: seen.append(str(error)))
+    os.close(write)
+    await asyncio.wait_for(client.settled.wait(), 1)
+    assert seen == ["rank 0 was killed by signal 9"]
+    assert client.failure is not None
+    client.close()
+    os.close(read)
+
+
+async def test_ops_10_bad_frames_are_dropped_and_counted() -> None:
+    """ops-10: random bytes, a pickle, truncated and foreign messages change nothing but a counter."""
+    async with running() as server:
+        for frame in (
+            b"",
+            b"\x00\xff" * 50,
+            b"\x80\x04\x95cos\nsystem\n.",
+            b"\xdf\xff\xff\xff\xff",
+            b"\x92\xa7outputs\xc0",
+            b"\x91" * 100_000,
+        ):
+            await server.engine.send_raw(frame)
+        assert (await server.complete()).status_code == 200
+        assert "tokenspeed:bad_frames_total 6.0" in await server.metrics()
+
+
+async def test_until_the_engine_is_ready_everything_answers_503() -> None:
+    """The port is open from the start; work is refused with Retry-After until the first word of the engine."""
+    async with running(ready=False) as server:
+        for response in (
+            await server.http.get("/health"),
+            await server.chat(),
+            await server.http.post("/tokenize", json={"prompt": "x"}),
+        ):
+            assert response.status_code == 503
+        assert (await server.http.get("/v1/models")).status_code == 200
+        await server.engine.send(EngineReady(server.engine.info))
+        await asyncio.wait_for(server.llm.client.settled.wait(), 2)
+        assert (await server.http.get("/health")).status_code == 200
+        assert (await server.chat()).status_code == 200

@@ -1,0 +1,183 @@
+"""The other routes of both ports, keys, and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from tokenspeed.config import ServingConfig
+from tokenspeed.testing.fake_engine import Reply
+from tokenspeed.testing.server import MODEL, events, running, until
+
+pytestmark = pytest.mark.anyio
+
+ENDLESS = Reply(tokens=[97] * 100_000, finish=None)
+
+
+async def test_models_are_listed_and_shown_by_name() -> None:
+    async with running() as server:
+        listed = (await server.http.get("/v1/models")).json()
+        shown = await server.http.get(f"/v1/models/{MODEL}")
+        missing = await server.http.get("/v1/models/none")
+    assert [card["id"] for card in listed["data"]] == [MODEL]
+    assert shown.json()["max_model_len"] == 512
+    assert missing.status_code == 404
+    assert "'none'" in missing.json()["error"]["message"]
+
+
+async def test_generate_takes_text_or_ids() -> None:
+    async with running("hello") as server:
+        text = (
+            await server.http.post(
+                "/generate", json={"text": "ab", "sampling_params": {"max_new_tokens": 3, "temperature": 0}}
+            )
+        ).json()
+        ids = (await server.http.post("/generate", json={"input_ids": [97, 98], "sampling_params": {"n": 2}})).json()
+        stream = await server.http.post(
+            "/generate", json={"text": "ab", "stream": True, "return_logprob": True, "return_prompt_logprob": True}
+        )
+        refused = [
+            await server.http.post("/generate", json=body)
+            for body in (
+                {},
+                {"text": "a", "input_ids": [1]},
+                {"text": "a", "sampling_params": {"max_tokens": 3}},
+                {"text": "a", "sampling_params": {"bogus": 3}},
+                {"text": ""},
+                {"input_ids": []},
+                {"text": "a", "top_logprobs_num": 2},
+                {"text": "a", "sampling_params": {"stream": True}},
+            )  # fmt: skip
+        ]
+        assert server.engine.requests[0].params.temperature == 0
+    assert text["text"] == "hel"
+    assert text["output_ids"] == [*b"hel"]
+    assert text["meta_info"]["finish_reason"] == {"type": "length", "matched": None}
+    assert [entry["text"] for entry in ids] == ["hello", "hello"]
+    parts = events(stream.text)
+    assert "".join(part["text"] for part in parts) == "hello"
+    assert parts[0]["meta_info"]["prompt_logprobs"][0] == {"id": 97, "logprob": None, "top": []}
+    assert parts[-1]["meta_info"]["completion_tokens"] == 6
+    assert [response.status_code for response in refused] == [400] * len(refused)
+
+
+async def test_tokenize_and_detokenize_are_inverse() -> None:
+    async with running() as server:
+        ids = (await server.http.post("/tokenize", json={"prompt": "héllo", "return_token_strs": True})).json()
+        text = (await server.http.post("/detokenize", json={"tokens": ids["tokens"]})).json()
+        chat = (await server.http.post("/tokenize", json={"messages": [{"role": "user", "content": "q"}]})).json()
+        bad = [await server.http.post("/detokenize", json={"tokens": tokens}) for tokens in ([999], [-1], "x", [])]
+    assert text == {"prompt": "héllo"}
+    assert ids["count"] == len("héllo".encode())
+    assert bytes(chat["tokens"]).decode() == "user: q\nassistant: "
+    assert [response.status_code for response in bad] == [400] * 4
+
+
+async def test_control_routes_are_on_their_own_port_only() -> None:
+    async with running() as server:
+        for path in ("/get_server_info", "/get_model_info", "/plugins", "/health", "/version"):
+            assert (await server.control.get(path)).status_code == 200
+        for path in ("/get_server_info", "/abort", "/flush_cache", "/plugins"):
+            assert (await server.http.get(path)).status_code == 404
+        assert (await server.control.post("/flush_cache")).json()["flushed"] is True
+        info = (await server.control.get("/get_server_info")).json()
+    assert info["engine"]["max_model_len"] == 512
+    assert info["status"] == "ready"
+    assert "flush_cache" in server.engine.control
+
+
+async def test_abort_ends_requests_by_id_or_all() -> None:
+    """Their clients get finish reason abort."""
+    async with running(lambda _: ENDLESS, step_s=0.005) as server:
+        tasks = [asyncio.create_task(server.chat(max_tokens=400)) for _ in range(2)]
+        await until(lambda: len(server.engine.running) == 2)
+        first = server.engine.requests[0].request_id
+        assert (await server.control.post("/abort", json={"rid": first})).json() == {"aborted": 1}
+        assert (await server.control.post("/abort", json={"rid": "nobody"})).json() == {"aborted": 0}
+        assert (await server.control.post("/abort", json={"abort_all": True})).json() == {"aborted": 1}
+        reasons = [(await task).json()["choices"][0]["finish_reason"] for task in tasks]
+        assert (await server.control.post("/abort", json={})).status_code == 400
+        metrics = await server.metrics()
+    assert reasons == ["abort", "abort"]
+    assert 'tokenspeed:requests_aborted_total{reason="api"} 2.0' in metrics
+
+
+async def test_the_key_guards_every_route_of_both_ports() -> None:
+    """Any of the keys opens, nothing else does, and health, metrics and unknown paths are no exception."""
+    config = ServingConfig(port=0, api_key=("first", "second"))
+    async with running(config=config) as server:
+        for client, paths in (
+            (server.http, ["/health", "/metrics", "/v1/models", "/openapi.json", "/version", "/nope"]),
+            (server.control, ["/plugins", "/health", "/nope"]),
+        ):
+            for path in paths:
+                for header in ("", "Bearer", "Bearer wrong", "Basic first", "first", "Bearer first second"):
+                    response = await client.get(path, headers={"authorization": header})
+                    assert response.status_code == 401, (path, header)
+                    assert response.json()["error"]["code"] == "invalid_api_key"
+                for key in ("Bearer first", "bearer second"):
+                    assert (await client.get(path, headers={"authorization": key})).status_code in (200, 404)
+
+
+async def test_metrics_show_what_happened() -> None:
+    async with running("hello") as server:
+        await server.chat()
+        await server.complete("x", max_tokens=2)
+        text = await server.metrics()
+    for line in (
+        "tokenspeed:requests_total 2.0",
+        'tokenspeed:requests_finished_total{reason="stop"} 1.0',
+        'tokenspeed:requests_finished_total{reason="length"} 1.0',
+        "tokenspeed:generation_tokens_total 8.0",
+        "tokenspeed:time_to_first_token_seconds_count 2.0",
+        "tokenspeed:inter_token_latency_seconds_count 6.0",
+        "tokenspeed:e2e_request_latency_seconds_count 2.0",
+        "tokenspeed:request_queue_time_seconds_count 2.0",
+        'tokenspeed:kv_pages{state="free"} 256.0',
+        'tokenspeed:kv_pages{state="active"} 0.0',
+        "tokenspeed:prefix_cache_hit_rate 0.0",
+        "tokenspeed:retractions_total 0.0",
+        "tokenspeed:engine_up 1.0",
+        'tokenspeed:http_responses_total{path="/v1/completions",status="200"} 1.0',
+    ):
+        assert line in text, line
+
+
+async def test_a_limit_on_pending_requests_answers_503() -> None:
+    async with running(lambda _: ENDLESS, step_s=0.005, config=ServingConfig(port=0, max_pending_requests=1)) as server:
+        first = asyncio.create_task(server.chat(max_tokens=400))
+        await until(lambda: server.engine.running)
+        response = await server.chat()
+        await server.control.post("/abort", json={"abort_all": True})
+        await first
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "overloaded"
+
+
+async def test_wrong_paths_and_methods_have_the_error_body() -> None:
+    async with running() as server:
+        for response, status in (
+            (await server.http.get("/nope"), 404),
+            (await server.http.get("/v1/completions"), 405),
+            (await server.http.delete("/health"), 405),
+        ):
+            assert response.status_code == status
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_serving_never_imports_torch_or_the_engine() -> None:
+    """After a request through a whole server neither torch nor transformers nor the engine is loaded."""
+    code = (
+        "import asyncio, sys\n"
+        "from tokenspeed.testing.server import running\n"
+        "async def main():\n"
+        "    async with running() as server:\n"
+        "        assert (await server.chat(stream=True)).status_code == 200\n"
+        "asyncio.run(main())\n"
+        "bad = [name for name in sys.modules if name.split('.')[0] in ('torch', 'transformers', 'pickle5') or name.startswith(('tokenspeed.engine', 'tokenspeed.runtime'))]\n"
+        "assert not bad, bad\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
