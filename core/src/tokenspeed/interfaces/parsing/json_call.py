@@ -11,6 +11,7 @@ from tokenspeed.interfaces.parsing.json_stream import JsonStream, Progress
 __all__ = ["JsonCall"]
 
 _SPACE = re.compile(r"[ \t\r\n]*")
+_WORD = re.compile(r'"([^"\\\x00-\x1f]*+)"')  # a string without escapes that is there as a whole
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _HEAD_KEYS = ("name", "id", "type")
 
@@ -28,7 +29,7 @@ class JsonCall:
     Attributes:
         progress: of the whole object.
         name: the function's name, as soon as it is known; never empty.
-        id: the call's id if one came so far.
+        id: the call's id if one came before the call was begun.
     """
 
     __slots__ = (
@@ -104,7 +105,15 @@ class JsonCall:
     def _next_key(self, text: str, at: int) -> int:
         if text[at] != '"':
             return self._space(text, at)
+        if whole := _WORD.match(text, at):
+            return self._take_key(whole[1], whole.end())
         self._begin_value(self._in_key)
+        return at
+
+    def _take_key(self, key: str, at: int) -> int:
+        if self._strict and not self._read and not self._may_precede(key):
+            return self._fail(at)
+        self._key, self._state = key, self._colon
         return at
 
     def _begin_value(self, state: Callable[[str, int], int]) -> None:
@@ -116,10 +125,7 @@ class JsonCall:
         if self._value.progress is Progress.FAILED:
             return self._fail(at)
         if self._value.progress is Progress.DONE:
-            self._key = json.loads("".join(self._text))
-            if self._strict and not self._read and not self._may_precede(self._key):
-                return self._fail(at)
-            self._state = self._colon
+            return self._take_key(json.loads("".join(self._text)), at)
         return at
 
     def _may_precede(self, key: str) -> bool:
@@ -146,19 +152,20 @@ class JsonCall:
             self._strict and not self._read and char != '"'
         ):
             return self._fail(at)
+        if char == '"' and (whole := _WORD.match(text, at)):
+            self._text, self._state = [whole[0]], self._after
+            return self._take_other(whole.end())
         self._begin_value(self._in_other)
         return at
 
     def _in_arguments(self, text: str, at: int) -> int:
         piece, at = self._value.feed(text, at)
-        if self._value.progress is Progress.FAILED:
-            return self._fail(at)
         if self._value.progress is Progress.DONE:
             piece = piece[:-1]
             self._state = self._after
         if piece:
             self._arguments.append(piece)
-        return at
+        return self._fail(at) if self._value.progress is Progress.FAILED else at
 
     def _in_other(self, text: str, at: int) -> int:
         piece, at = self._value.feed(text, at)
@@ -182,7 +189,7 @@ class JsonCall:
             if not self.name.strip() or not self.name.isprintable():
                 self.name = None
                 return self._fail(at)
-        elif self._key == "id" and self.id is None and text.startswith('"'):
+        elif self._key == "id" and self.id is None and not self.begun and text.startswith('"'):
             self.id = json.loads(text) or None
         return at
 

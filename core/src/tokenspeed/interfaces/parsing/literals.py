@@ -17,8 +17,10 @@ __all__ = ["LiteralStream"]
 _SPACE = " \t\r\n"
 _ATOM = re.compile(r"[\w.+-]*")
 _NUMBER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_PYTHON_NUMBER = re.compile(r"([+-]?)([0-9][0-9_]*)?(?:\.([0-9_]*))?(?:[eE]([+-]?[0-9]+))?")
-_BASED = re.compile(r"([+-]?)(0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+)")
+_PYTHON_NUMBER = re.compile(
+    r"([+-]?)([0-9]+(?:_[0-9]+)*)?(?:\.([0-9]+(?:_[0-9]+)*)?(?P<point>))?(?:[eE]([+-]?[0-9]+))?"
+)
+_BASED = re.compile(r"([+-]?)(0(?:[xX](?:_?[0-9a-fA-F])+|[oO](?:_?[0-7])+|[bB](?:_?[01])+))")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {
     "n": "\n",
@@ -50,13 +52,13 @@ def _number(atom: str) -> str:
     match = _PYTHON_NUMBER.fullmatch(atom)
     if match is None or not (match[2] or match[3]):
         return ""
-    sign, whole, fraction, exponent = match.groups()
+    sign, whole, fraction, point, exponent = match.groups()
     digits = (whole or "0").replace("_", "")
     if len(digits) > 1 and digits[0] == "0":
         return ""
     text = ("-" if sign == "-" else "") + digits
-    if fraction is not None:
-        text += "." + (fraction.replace("_", "") or "0")
+    if point is not None:
+        text += "." + (fraction or "0").replace("_", "")
     return text + (f"e{exponent}" if exponent else "")
 
 

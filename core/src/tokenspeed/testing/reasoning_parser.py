@@ -1,0 +1,156 @@
+"""Conformance suite of reasoning parsers: what every family must keep, whatever the model writes.
+
+A plugin subclasses ``ReasoningParserSuite`` in its tests and gives samples of its format::
+
+    class TestQwen(ReasoningParserSuite):
+        parser = QwenReasoningParser
+        markers = ("<think>", "</think>")
+        samples = (ReasoningSample("<think>a</think>b", reasoning="a", content="b"),)
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenspeed.interfaces.reasoning import ReasoningContext, ReasoningParser
+
+__all__ = ["ReasoningParserSuite", "ReasoningSample", "separate"]
+
+#: Texts without markers: content where the prompt opens no block, reasoning where it does.
+PLAIN_TEXTS = (
+    "Paris",
+    "a < b and b > c",
+    "[1, 2]",
+    '{"k": 1}',
+    " leading, trailing ",
+    "one\n\n  two\n",
+    "日本語 👩‍👩‍👧 <",
+)
+
+
+@dataclass(frozen=True)
+class ReasoningSample:
+    """An output of a model behind a prompt, and what it means."""
+
+    text: str
+    reasoning: str = ""
+    content: str = ""
+    prompt_tail: str = ""
+
+
+def separate(parser: ReasoningParser, pieces: Sequence[str]) -> tuple[str, str]:
+    """Feed all pieces and finish: ``(reasoning, content)``."""
+    deltas = [*(parser.feed(piece) for piece in pieces), parser.finish()]
+    return "".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas)
+
+
+def _partitions(text: str, seed: int, count: int) -> Iterator[list[str]]:
+    """Each character, all two-chunk cuts, and ``count`` random cuts."""
+    yield list(text)
+    for at in range(1, len(text)):
+        yield [text[:at], text[at:]]
+    rng = random.Random(seed)
+    for _ in range(count):
+        cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randint(1, 12)))
+        yield [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+class ReasoningParserSuite:
+    """Subclass it with the attributes below; every test states one rule.
+
+    Attributes:
+        parser: the parser's class or factory.
+        markers: marker texts of the format.
+        samples: outputs and their meaning.
+        open_prompt: end of a prompt that opens the reasoning; empty where the format has none.
+        plain_prompt: end of a prompt that does not.
+    """
+
+    parser: ClassVar[Callable[[ReasoningContext], ReasoningParser]]
+    markers: ClassVar[tuple[str, ...]]
+    samples: ClassVar[tuple[ReasoningSample, ...]]
+    open_prompt: ClassVar[str] = ""
+    plain_prompt: ClassVar[str] = ""
+
+    def make(self, prompt_tail: str = "") -> ReasoningParser:
+        """A parser of one choice."""
+        return type(self).parser(ReasoningContext(prompt_tail=prompt_tail))
+
+    def test_samples_mean_what_they_say(self) -> None:
+        """Reasoning and content of each sample, read whole."""
+        for sample in self.samples:
+            result = separate(self.make(sample.prompt_tail), [sample.text])
+            assert result == (sample.reasoning, sample.content), (sample.prompt_tail, sample.text)
+
+    def _check_partitions(self, seed: int, count: int) -> None:
+        for sample in self.samples:
+            whole = separate(self.make(sample.prompt_tail), [sample.text])
+            for pieces in _partitions(sample.text, seed, count):
+                assert separate(self.make(sample.prompt_tail), pieces) == whole, pieces
+
+    def test_any_partition_gives_the_same(self) -> None:
+        """Deltas concatenate to the same result however the text was cut."""
+        self._check_partitions(1, 200)
+
+    @pytest.mark.slow
+    def test_ten_thousand_partitions_give_the_same(self) -> None:
+        """As above, with 10,000 random partitions of all samples together."""
+        self._check_partitions(2, 10_000 // len(self.samples) + 1)
+
+    def test_text_without_markers_is_content_unless_the_prompt_says_otherwise(self) -> None:
+        """It comes back unchanged, and no character waits longer than the longest marker."""
+        longest = max(map(len, self.markers))
+        for prompt in {self.plain_prompt, self.open_prompt}:
+            for text in PLAIN_TEXTS:
+                parser, told = self.make(prompt), ""
+                for at, char in enumerate(text):
+                    delta = parser.feed(char)
+                    told += delta.reasoning + delta.content
+                    assert at + 1 - len(told) <= longest, text
+                last = parser.finish()
+                assert told + last.reasoning + last.content == text
+                inside = bool(self.open_prompt) and prompt == self.open_prompt
+                assert separate(self.make(prompt), [text]) == ((text, "") if inside else ("", text))
+
+    def test_prefixes_raise_nothing_and_show_no_marker(self) -> None:
+        """A cut output tells no more than the whole one, and no marker of the format."""
+        for sample in self.samples:
+            for end in range(len(sample.text) + 1):
+                reasoning, content = separate(self.make(sample.prompt_tail), [sample.text[:end]])
+                assert not any(marker in reasoning or marker in content for marker in self.markers), sample.text[:end]
+
+    def test_garbage_is_split_the_same(self) -> None:
+        """Any mixture of markers, their pieces and other characters gives the same result whole and character by character."""
+        halves = [marker[: len(marker) // 2] for marker in self.markers]
+        fragment = st.one_of(st.sampled_from([*self.markers, *halves]), st.text("<>/[]| \nabto=", max_size=4))
+
+        @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+        @given(st.lists(fragment, max_size=12), st.sampled_from([self.open_prompt, self.plain_prompt]))
+        def check(parts: list[str], prompt: str) -> None:
+            text = "".join(parts)
+            assert separate(self.make(prompt), list(text)) == separate(self.make(prompt), [text])
+
+        check()
+
+    def test_time_is_linear(self) -> None:
+        """A quarter of a megabyte of the nastiest text takes under a quarter of a second of CPU."""
+        for text in (*self.markers, *(marker[:-1] for marker in self.markers), "<", "\n", "\n<"):
+            for prompt in {self.plain_prompt, self.open_prompt}:
+                assert min(self._seconds(prompt, text * (250_000 // len(text))) for _ in range(2)) < 0.25, text
+
+    def _seconds(self, prompt: str, text: str) -> float:
+        pieces = [text[at : at + 64] for at in range(0, len(text), 64)]
+        parser = self.make(prompt)
+        begin = time.process_time()
+        for piece in pieces:
+            parser.feed(piece)
+        parser.finish()
+        return time.process_time() - begin

@@ -1,0 +1,1 @@
+"""Parsers that find nothing: all text is content."""

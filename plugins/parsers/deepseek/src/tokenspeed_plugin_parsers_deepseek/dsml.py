@@ -1,0 +1,31 @@
+"""DeepSeek V3.2 and V4 tool calls: DSML elements, where each argument says itself whether it is text or JSON."""
+
+from __future__ import annotations
+
+import re
+
+from tokenspeed.interfaces.parsing import ElementParser, ElementSyntax
+
+__all__ = ["DsmlToolParser"]
+
+_OPEN, _CLOSE = "<｜DSML｜", "</｜DSML｜"
+
+
+class DsmlToolParser(ElementParser):
+    """V3.2 wraps calls in ``function_calls``, V4 in ``tool_calls``; both are read."""
+
+    syntax = ElementSyntax(
+        wrapper_begin=(f"{_OPEN}function_calls>", f"{_OPEN}tool_calls>"),
+        wrapper_end=(f"{_CLOSE}function_calls>", f"{_CLOSE}tool_calls>"),
+        around=("<｜end▁of▁sentence｜>",),
+        call_begin=f"{_OPEN}invoke",
+        call_end=f"{_CLOSE}invoke>",
+        argument_begin=f"{_OPEN}parameter",
+        argument_end=f"{_CLOSE}parameter>",
+        call_header=re.compile(r'\s+name="(?P<name>[^"\n]+)"\s*'),
+        argument_header=re.compile(r'\s+name="(?P<name>[^"\n]+)"(?:\s+string="(?P<string>true|false)")?\s*'),
+        bare=True,
+        unclosed=True,
+    )
+    needs_special_tokens = True
+    announcements = (*syntax.wrapper_begin, syntax.call_begin)

@@ -1,0 +1,1 @@
+"""gpt-oss (harmony) reasoning and tool-call parsers."""

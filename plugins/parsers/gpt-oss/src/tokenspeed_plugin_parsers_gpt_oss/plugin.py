@@ -1,0 +1,26 @@
+"""Entry point: what gpt-oss contributes."""
+
+from __future__ import annotations
+
+from tokenspeed.plugins import hookimpl
+from tokenspeed.plugins.specs import ReasoningParserSpec, ToolParserSpec
+
+_PARSERS = "tokenspeed_plugin_parsers_gpt_oss.parsers"
+
+
+@hookimpl
+def tokenspeed_reasoning_parsers() -> list[ReasoningParserSpec]:
+    """Harmony channels."""
+    return [
+        ReasoningParserSpec(
+            name="gpt_oss", target=f"{_PARSERS}:HarmonyReasoningParser", aliases=("gpt-oss", "harmony", "openai_gptoss")
+        )
+    ]
+
+
+@hookimpl
+def tokenspeed_tool_parsers() -> list[ToolParserSpec]:
+    """Harmony recipients."""
+    return [
+        ToolParserSpec(name="gpt_oss", target=f"{_PARSERS}:HarmonyToolParser", aliases=("gpt-oss", "harmony", "openai"))
+    ]

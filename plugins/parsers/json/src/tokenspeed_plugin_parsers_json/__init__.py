@@ -1,0 +1,1 @@
+"""Tool-call parser for bare JSON calls."""

@@ -1,0 +1,27 @@
+"""Entry point: what the Kimi family contributes."""
+
+from __future__ import annotations
+
+from tokenspeed.plugins import hookimpl
+from tokenspeed.plugins.specs import ReasoningParserSpec, ToolParserSpec
+
+_REASONING = "tokenspeed_plugin_parsers_kimi.reasoning"
+_TOOLS = "tokenspeed_plugin_parsers_kimi.tools:KimiK2ToolParser"
+
+
+@hookimpl
+def tokenspeed_reasoning_parsers() -> list[ReasoningParserSpec]:
+    """The old tags, and the new ones in two checkpoints."""
+    return [
+        ReasoningParserSpec(name="kimi", target=f"{_REASONING}:KimiReasoningParser"),
+        ReasoningParserSpec(
+            name="kimi_k2", target=f"{_REASONING}:KimiK2ReasoningParser", aliases=("kimi_thinking", "kimi_k2_thinking")
+        ),
+        ReasoningParserSpec(name="kimi_k25", target=f"{_REASONING}:KimiK2ReasoningParser"),
+    ]
+
+
+@hookimpl
+def tokenspeed_tool_parsers() -> list[ToolParserSpec]:
+    """K2, K2 Thinking and K2.5 write calls alike."""
+    return [ToolParserSpec(name="kimi_k2", target=_TOOLS, aliases=("kimik2", "kimi_k25"))]

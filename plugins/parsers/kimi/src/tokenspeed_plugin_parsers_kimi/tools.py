@@ -1,0 +1,45 @@
+"""Kimi K2 tool calls: JSON between markers, where the header is the call's id."""
+
+from __future__ import annotations
+
+import re
+
+from tokenspeed.interfaces.parser import ParserContext
+from tokenspeed.interfaces.parsing import MarkedJsonParser, MarkedSyntax
+
+__all__ = ["KimiK2ToolParser"]
+
+
+class KimiK2ToolParser(MarkedJsonParser):
+    """Ids are told in the form the model was trained on, ``functions.NAME:INDEX``.
+
+    The index counts calls over the whole conversation. The model's own is kept unless an earlier call already has it; a missing prefix or index is
+    filled in.
+    """
+
+    syntax = MarkedSyntax(
+        begin=("<|tool_call_begin|>",),
+        end=("<|tool_call_end|>",),
+        around=(
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_section_begin|>",  # the singular occurs
+            "<|tool_call_section_end|>",
+            "<|im_end|>",
+        ),
+        separators=("<|tool_call_argument_begin|>",),
+        header=re.compile(
+            r"\s*(?:functions\.)?+(?P<name>\S+?)(?::(?P<index>[0-9]{1,9}))?\s*<\|tool_call_argument_begin\|>\s*"
+        ),
+    )
+    needs_special_tokens = True
+    announcements = (*syntax.begin, "<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
+
+    def __init__(self, ctx: ParserContext) -> None:
+        super().__init__(ctx)
+        self._next_index = ctx.history_calls
+
+    def identify(self, header: re.Match[str]) -> tuple[str, str | None]:
+        index = max(int(header["index"] or 0), self._next_index)
+        self._next_index = index + 1
+        return header["name"], f"functions.{header['name']}:{index}"

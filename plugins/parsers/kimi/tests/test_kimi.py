@@ -1,0 +1,97 @@
+"""Kimi formats: the rules of both suites, and what is special here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tokenspeed_plugin_parsers_kimi.reasoning import KimiK2ReasoningParser, KimiReasoningParser
+from tokenspeed_plugin_parsers_kimi.tools import KimiK2ToolParser
+
+from tokenspeed.interfaces.parser import ParserContext
+from tokenspeed.testing.reasoning_parser import ReasoningParserSuite, ReasoningSample
+from tokenspeed.testing.tool_parser import Sample, ToolParserSuite, parse
+from tokenspeed.testing.tool_parser_gaps import ToolParserGaps
+
+BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+
+
+def calls(*items: tuple[str, str]) -> str:
+    return BEGIN + "".join(f"{CALL}{head}{ARGUMENTS}{arguments}{CALL_END}" for head, arguments in items) + END
+
+
+class TestK2(ToolParserSuite):
+    parser = KimiK2ToolParser
+    markers = (BEGIN, END, CALL, ARGUMENTS, CALL_END)
+    samples = (
+        Sample(calls(("functions.now:0", "{}")), calls=(("now", {}),), verbatim=("{}",)),
+        Sample(calls(("functions.a:0", '{"x": "}"}'), ("functions.b:1", "{}")), calls=(("a", {"x": "}"}), ("b", {}))),
+        Sample("Wait." + calls(("functions.a:0\n", "{}")), content="Wait.", calls=(("a", {}),)),
+        Sample(calls(("a:0", "{}")).replace("tool_calls_section", "tool_call_section"), calls=(("a", {}),)),
+        Sample(calls(("functions.q:0", json.dumps({"t": CALL_END + END}))), calls=(("q", {"t": CALL_END + END}),)),
+    )
+
+
+class TestK2Gaps(ToolParserGaps):
+    parser = KimiK2ToolParser
+    quotable = "a <|tool_call_end|> b"
+    alphabet = ToolParserGaps.alphabet + "<|>"
+
+    def render(self, calls_):
+        return calls(
+            *(
+                (f"functions.{name}:{index}", json.dumps(arguments, ensure_ascii=False))
+                for index, (name, arguments) in enumerate(calls_)
+            )
+        )
+
+    def test_an_empty_name_is_no_call(self) -> None:
+        """``functions.:0`` names nothing."""
+        assert self.read(calls(("functions.", "{}"))).finished() == []
+
+
+@pytest.mark.parametrize(
+    ("head", "history", "want"),
+    [
+        ("functions.a:0", 0, "functions.a:0"),
+        ("functions.a:3", 3, "functions.a:3"),
+        ("functions.a:5", 3, "functions.a:5"),
+        ("functions.a:0", 1, "functions.a:1"),
+        ("a:0", 0, "functions.a:0"),
+        ("functions.a", 2, "functions.a:2"),
+        ("functions.srv:tool:0", 0, "functions.srv:tool:0"),
+    ],
+)
+def test_tool_19_ids_keep_the_native_form_and_count_over_the_conversation(head: str, history: int, want: str) -> None:
+    """tool-19: the model's id is the id, with an index that no earlier call has."""
+    parsed = parse(KimiK2ToolParser(ParserContext(history_calls=history)), [calls((head, "{}"))])
+    assert parsed.calls[0][1] == want
+
+
+def test_tool_18_a_cut_section_keeps_its_finished_calls() -> None:
+    """tool-18: without the end of the section the finished call is there; the unfinished one is no JSON object."""
+    text = f'{BEGIN}{CALL}functions.a:0{ARGUMENTS}{{}}{CALL_END}{CALL}functions.b:1{ARGUMENTS}{{"x":'
+    parsed = parse(KimiK2ToolParser(ParserContext()), [text])
+    assert (parsed.finished(), parsed.content) == ([("a", {})], "")
+    assert parsed.calls[1] == ["b", "functions.b:1", '{"x":']
+
+
+class TestOldReasoning(ReasoningParserSuite):
+    parser = KimiReasoningParser
+    markers = ("◁think▷", "◁/think▷")
+    samples = (
+        ReasoningSample("◁think▷hm◁/think▷Paris", "hm", "Paris"),
+        ReasoningSample("◁think▷hm", "hm", ""),
+    )
+
+
+class TestReasoning(ReasoningParserSuite):
+    parser = KimiK2ReasoningParser
+    markers = ("<think>", "</think>")
+    open_prompt = "<|im_assistant|>assistant<|im_middle|><think>"
+    plain_prompt = "<|im_assistant|>assistant<|im_middle|><think></think>"
+    samples = (
+        ReasoningSample("hm</think>Paris", "hm", "Paris", open_prompt),
+        ReasoningSample("Paris", "", "Paris", plain_prompt),
+    )

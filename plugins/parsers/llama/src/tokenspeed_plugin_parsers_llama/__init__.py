@@ -1,0 +1,1 @@
+"""Llama tool-call parsers: JSON and Python calls."""

@@ -1,0 +1,1 @@
+"""MiniMax M2 reasoning and tool-call parsers."""

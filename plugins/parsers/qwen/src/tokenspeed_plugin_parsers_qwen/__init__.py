@@ -1,0 +1,1 @@
+"""Qwen reasoning parsers and the Qwen3-Coder tool-call parser."""
