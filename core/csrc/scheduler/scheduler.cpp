@@ -39,7 +39,10 @@ SubmitResult Scheduler::Check(const RequestSpec& spec) const {
   const int64_t pool_tokens = int64_t{pages_.total()} * page_size_;
 
   const auto known = requests_.find(spec.id);
-  if (known != requests_.end() && NameOf(known->second->state) != StateName::kFinished) {
+  const bool in_use = known != requests_.end() && NameOf(known->second->state) != StateName::kFinished;
+  // An end that nobody was told of yet would be taken for that of the new request.
+  const bool untold = std::any_of(ended_.begin(), ended_.end(), [&](const auto& ended) { return ended.first == spec.id; });
+  if (in_use || untold) {
     return refuse(SubmitRefusal::kDuplicateId, "request id " + number(spec.id) + " is in use; choose another or wait until it has finished");
   }
   if (length == 0) return refuse(SubmitRefusal::kEmptyPrompt, "the prompt has no tokens; send at least one");

@@ -1,0 +1,283 @@
+"""Times the scheduler through its Python face: a plan, its arrays read, the arrays for advance made, and advance.
+
+``python benchmarks/scheduler_bench.py [--json] [--upstream] [--plans 5000] [--runs 5] [--only PATTERN]``
+
+Each row is the best of several runs (by the sum of its two medians): on a shared machine the others measure the neighbours. A
+plan's time holds the call and the reading of every array; ``events_us`` is the making of the arrays for advance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tokenspeed import _scheduler as ts
+
+PAGE = 64
+ARRAYS = (
+    "request_ids",
+    "slots",
+    "context_lens",
+    "query_lens",
+    "input_ids",
+    "flags",
+    "output_lens",
+    "delta_group",
+    "delta_slot",
+    "delta_index",
+    "delta_page",
+    "prefix_intervals",
+    "retracted_ids",
+    "finished_ids",
+    "finished_reasons",
+)
+Result = dict[str, Any]
+
+
+class Driver:
+    """A scheduler and the smallest engine around it; keeps the times of its last steps."""
+
+    def __init__(self, pages: int, rows: int, budget: int = 8192, **config: Any) -> None:
+        self.scheduler = ts.Scheduler(
+            ts.SchedulerConfig(
+                groups=[ts.CacheGroupConfig(page_size=PAGE, num_pages=pages)],
+                max_num_seqs=rows,
+                max_batched_tokens=budget,
+                max_model_len=1 << 20,
+                **config,
+            )
+        )
+        self.now = 0
+        self.next_id = 0
+        self.plan_ns: list[int] = []
+        self.events_ns: list[int] = []
+        self.advance_ns: list[int] = []
+
+    def submit(self, tokens: np.ndarray, new: int = 1 << 20) -> int:
+        self.next_id += 1
+        spec = ts.RequestSpec(id=self.next_id, tokens=tokens.astype(np.int32), max_new_tokens=new)
+        (result,) = self.scheduler.submit_requests([spec], self.now)
+        if not result.accepted:
+            raise SystemExit(result.reason)
+        return self.next_id
+
+    def step(self) -> int:
+        """One plan, answered; the number of its rows."""
+        self.now += 1000
+        clock = time.perf_counter_ns
+        start = clock()
+        plan = self.scheduler.next_execution_plan(self.now)
+        for name in ARRAYS:
+            getattr(plan, name)
+        planned = clock()
+        rows = plan.num_rows
+        if rows == 0:
+            self.plan_ns.append(planned - start)
+            return 0
+        flags = plan.flags
+        made = clock()
+        counts = flags & 1
+        tokens = np.full(rows, 7, np.int32)
+        outcomes = np.zeros(rows, np.int32)
+        ready = clock()
+        self.scheduler.advance(plan.plan_id, counts, tokens, outcomes, 0)
+        end = clock()
+        self.plan_ns.append(planned - start)
+        self.events_ns.append(ready - made)
+        self.advance_ns.append(end - ready)
+        return rows
+
+    def forget(self) -> None:
+        self.plan_ns.clear()
+        self.events_ns.clear()
+        self.advance_ns.clear()
+
+    def settle(self) -> None:
+        """Runs until every admitted prompt is decoding."""
+        while self.scheduler.stats().running < self.next_id or self.step() != self.next_id:
+            self.step()
+
+
+def percentiles(nanoseconds: list[int]) -> Result:
+    values = np.array(nanoseconds, dtype=np.float64) / 1000
+    return {
+        "p50": round(float(np.percentile(values, 50)), 2),
+        "p99": round(float(np.percentile(values, 99)), 2),
+        "p999": round(float(np.percentile(values, 99.9)), 2),
+        "max": round(float(values.max()), 2),
+    }
+
+
+def summary(driver: Driver) -> Result:
+    return {
+        "plan_us": percentiles(driver.plan_ns),
+        "events_us": percentiles(driver.events_ns),
+        "advance_us": percentiles(driver.advance_ns),
+    }
+
+
+def prompt(seed: int, length: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 150_000, length, dtype=np.int32)
+
+
+def best(runs: int, run: Callable[[], Result]) -> Result:
+    results = []
+    for _ in range(runs):
+        gc.collect()
+        gc.disable()
+        results.append(run())
+        gc.enable()
+    return min(results, key=lambda result: result["plan_us"]["p50"] + result["advance_us"]["p50"])
+
+
+def decoding(rows: int, context: int, plans: int, shared: int = 0) -> Driver:
+    """``rows`` requests in decode; their page borders are spread evenly, as they are under traffic."""
+    driver = Driver(rows * ((context + 2 * plans) // PAGE + 8) + 64, rows)
+    common = prompt(1, shared)
+    for row in range(rows):
+        driver.submit(np.concatenate([common, prompt(row + 2, context - shared + row * PAGE // rows)]))
+    driver.settle()
+    driver.forget()
+    return driver
+
+
+def decode_row(rows: int, context: int, plans: int, shared: int = 0) -> Result:
+    driver = decoding(rows, context, plans, shared)
+    for _ in range(plans):
+        driver.step()
+    return summary(driver)
+
+
+def crossing_row(rows: int, context: int, plans: int) -> Result:
+    """Only the steps in which every row takes a new page; the advance before each publishes every row's full page."""
+    driver = Driver(rows * ((context + 2 * plans) // PAGE + 8) + 64, rows)
+    for row in range(rows):
+        driver.submit(prompt(row + 2, context))
+    driver.settle()
+    keep = Driver.__new__(Driver)
+    keep.plan_ns, keep.events_ns, keep.advance_ns = [], [], []
+    for _ in range(plans):
+        driver.forget()
+        before = driver.scheduler.stats().pages_cached[0] + driver.scheduler.stats().pages_free[0]
+        driver.step()
+        after = driver.scheduler.stats().pages_cached[0] + driver.scheduler.stats().pages_free[0]
+        if before - after >= rows // 2:
+            keep.plan_ns += driver.plan_ns
+            keep.events_ns += driver.events_ns
+        keep.advance_ns += driver.advance_ns
+    keep.advance_ns = sorted(keep.advance_ns)[-len(keep.plan_ns) :]  # the advances that publish are the slowest ones
+    return summary(keep)
+
+
+def waiting_row(waiting: int, context: int, plans: int) -> Result:
+    """64 decodes, and ``waiting`` prompts that are not admitted because the outputs of those may need the pages.
+
+    This is the costliest way to be refused: each plan looks at the whole window and adds up what every row may still take. The
+    same steps without the waiting prompts are timed in between, in blocks, so that both see the same machine.
+    """
+    rows, block = 64, 250
+    driver = Driver(rows * ((context + 2 * plans) // PAGE + 4) + 2048, rows + 8, admission=ts.AdmissionRule.WHOLE_OUTPUT)
+    for row in range(rows):
+        driver.submit(prompt(row + 2, context + row * PAGE // rows), new=2 * plans + 100)
+        driver.step()
+    driver.settle()
+    prompts = [prompt(1000 + extra, context) for extra in range(waiting)]
+    alone, beside = Driver.__new__(Driver), Driver.__new__(Driver)
+    for kept in (alone, beside):
+        kept.plan_ns, kept.events_ns, kept.advance_ns = [], [], []
+    for _ in range(max(1, plans // block)):
+        for kept, extra in ((alone, 0), (beside, waiting)):
+            ids = [driver.submit(prompts[i], new=100_000) for i in range(extra)]
+            driver.step()
+            if driver.scheduler.stats().waiting != extra:
+                raise SystemExit("a prompt that should wait was admitted")
+            driver.forget()
+            for _ in range(block):
+                driver.step()
+            kept.plan_ns += driver.plan_ns
+            kept.events_ns += driver.events_ns
+            kept.advance_ns += driver.advance_ns
+            for request in ids:
+                driver.scheduler.abort(request)
+            driver.step()
+    result = summary(beside)
+    result["added_us"] = round(result["plan_us"]["p50"] - summary(alone)["plan_us"]["p50"], 2)
+    return result
+
+
+def evict_row(pages: int, repeats: int) -> Result:
+    """A pool full of cached prompts; each 8k prompt is admitted by evicting 128 pages."""
+    length = 8192
+    driver = Driver(pages, 4)
+    seed = 0
+    while driver.scheduler.stats().pages_free[0] >= length // PAGE + 1:
+        seed += 1
+        driver.submit(prompt(seed, length), new=1)
+        while driver.scheduler.has_work():
+            driver.step()
+    times = []
+    for _ in range(repeats):
+        seed += 1
+        driver.submit(prompt(seed, length), new=1)
+        driver.forget()
+        driver.step()
+        times.append(driver.plan_ns[0])
+        while driver.scheduler.has_work():
+            driver.step()
+    if driver.scheduler.stats().evicted_pages < repeats * 100:
+        raise SystemExit("the prompts were not admitted by eviction")
+    return {"ms": round(float(np.median(times)) / 1e6, 4), "max_ms": round(max(times) / 1e6, 4)}
+
+
+def scenarios(plans: int, runs: int) -> Iterator[tuple[str, Callable[[], Result]]]:
+    context = 50_000
+    for rows in (16, 64, 160):
+        yield f"decode_{rows}x50k", lambda rows=rows: best(runs, lambda: decode_row(rows, context, plans))
+    yield "decode_160x50k_all_cross", lambda: best(runs, lambda: crossing_row(160, context, min(plans, 1280)))
+    yield "decode_160x50k_shared_40k", lambda: best(runs, lambda: decode_row(160, context, plans, shared=40_000))
+    for waiting in (16, 64, 128):
+        yield f"waiting_{waiting}x50k", lambda waiting=waiting: best(runs, lambda: waiting_row(waiting, context, plans))
+    for pages in (4096, 65_536, 262_144):
+        yield f"evict_admit_8k_{pages}", lambda pages=pages: min(
+            (evict_row(pages, 50) for _ in range(min(runs, 3))), key=lambda result: result["ms"]
+        )
+    for rows in (64, 256, 1024):
+        yield f"short_{rows}", lambda rows=rows: best(runs, lambda: decode_row(rows, 512, min(plans, 1000), shared=256))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plans", type=int, default=5000, help="plans in a run")
+    parser.add_argument("--runs", type=int, default=5, help="runs of which the best counts")
+    parser.add_argument("--only", default="*", help="scenarios whose name fits this pattern")
+    parser.add_argument("--upstream", action="store_true", help="also time tokenspeed-scheduler==0.1.42, where it is installed")
+    options = parser.parse_args()
+    report: Result = {}
+    for name, run in scenarios(options.plans, options.runs):
+        if not fnmatch.fnmatch(name, options.only):
+            continue
+        report[name] = run()
+        if not options.json:
+            print(f"{name:28} {json.dumps(report[name])}", flush=True)
+    if options.upstream:
+        from scheduler_upstream import measure  # noqa: PLC0415  (beside this file; its package is optional)
+
+        report["upstream"] = measure(options.plans, options.runs)
+        if not options.json:
+            print(json.dumps(report["upstream"], indent=1))
+    if options.json:
+        print(json.dumps(report, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+// Random operations on small schedulers, with the invariants checked after each.
+//
+//     fuzz_scheduler [--ops N] [--seed S] [--report] [--minimum M]
+//
+// Each round makes a scheduler with a random configuration, drives it with random operations (good ones and every kind of misuse),
+// checks it after each, and at the end drains it and checks that nothing is left over. With --report it prints how often each
+// transition and each refusal was reached; with --minimum it fails where one was reached less often.
+//
+// An executor is simulated beside it: page tables built from deltas, and for every page the tokens whose KV it would hold. Every row
+// must find, through its table, exactly the KV of its own tokens: this is what a wrong page, a page given away too early, or a
+// wrong prefix hit breaks.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+#include "executor_model.h"
+#include "scheduler/scheduler.h"
+
+namespace tokenspeed {
+namespace {
+
+[[noreturn]] void Fail(const std::string& what) { throw std::logic_error("fuzz: " + what); }
+
+struct Tally {
+  TransitionCounts transitions{};
+  std::array<int64_t, kSubmitRefusalCount> submit{};
+  std::array<int64_t, kRowRefusalCount> row{};
+  std::array<int64_t, kAbortRefusalCount> abort{};
+  std::map<std::string, int64_t> calls;
+};
+
+class Round {
+ public:
+  Round(uint64_t seed, Tally& tally) : random_(seed), tally_(tally), scheduler_(MakeConfig()), executor_(scheduler_.config()) {}
+
+  int64_t Run(int64_t operations) {
+    for (int64_t i = 0; i < operations; ++i) {
+      Step();
+      scheduler_.CheckIntegrity();
+    }
+    return operations + Drain();
+  }
+
+ private:
+  int64_t Pick(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
+  bool Chance(int percent) { return Pick(0, 99) < percent; }
+
+  SchedulerConfig MakeConfig() {
+    SchedulerConfig config;
+    const int32_t page_sizes[] = {1, 2, 4, 16};
+    // Half of the rounds are under page pressure: a small pool, many rows, small chunks.
+    pressed_ = Chance(50);
+    good_percent_ = pressed_ ? 97 : 85;
+    const int32_t page_size = page_sizes[Pick(0, pressed_ ? 2 : 3)];
+    config.groups = {{page_size, static_cast<int32_t>(pressed_ ? Pick(6, 20) : Pick(4, 40)), CacheGroupKind::kFull}};
+    config.max_num_seqs = static_cast<int32_t>(pressed_ ? Pick(3, 6) : Pick(1, 6));
+    config.max_batched_tokens = static_cast<int32_t>(pressed_ ? Pick(2, 8) : Pick(1, 40));
+    config.max_model_len = static_cast<int32_t>(Pick(8, 30 * page_size + 8));
+    config.max_row_width = Chance(60) ? 1 : static_cast<int32_t>(Pick(2, 4));
+    config.overlap_depth = static_cast<int32_t>(Pick(0, 1));
+    config.enable_prefix_caching = !Chance(10);
+    config.max_step_us = Chance(30) ? 1'000 : 0;
+    config.hit_window = static_cast<int32_t>(Pick(1, 4));
+    config.aging_us = Pick(1, 1'000);
+    config.finished_history = static_cast<int32_t>(Chance(20) ? 0 : Pick(1, 50));
+    config.admission = Chance(20) ? AdmissionRule::kWholeOutput : AdmissionRule::kExpectedOutput;
+    config.retraction = Chance(20) ? RetractionRule::kYoungest : RetractionRule::kCheapestToRestore;
+    return config;
+  }
+
+  void Step() {
+    now_us_ += Pick(0, 50);
+    const int64_t dice = Pick(0, 99);
+    if (dice < (executor_.live().size() > 12 ? 5 : 18)) Submit();
+    else if (dice < 53) Plan();
+    else if (dice < 86) Advance();
+    else if (dice < 94) Abort();
+    else if (dice < 96) (void)scheduler_.FlushCache();
+    else if (dice < 98) MisuseCalls();
+    else (void)scheduler_.InfoOf(Pick(0, next_id_));
+  }
+
+  RequestSpec GoodSpec() {
+    RequestSpec spec;
+    spec.id = next_id_++;
+    const int32_t page = scheduler_.config().groups[0].page_size;
+    const int64_t longest = std::min<int64_t>(scheduler_.config().max_model_len - 1, int64_t{scheduler_.config().groups[0].num_pages} * page);
+    const int64_t length = Pick(1, Chance(70) ? std::min<int64_t>(longest, 6 * page + 3) : longest);
+    const int32_t family = static_cast<int32_t>(Pick(0, 2));  // few families, so that prefixes are shared
+    const int64_t shared = Chance(30) ? length : Pick(0, length);
+    for (int64_t i = 0; i < length; ++i) spec.tokens.push_back(static_cast<int32_t>(i < shared ? 1'000 * family + i : Pick(0, 3)));
+    spec.max_new_tokens = Chance(50) ? Pick(1, 6) : Pick(1, 60);
+    if (Chance(10)) spec.salt = "salt";
+    if (Chance(10)) spec.adapter = 1;
+    if (Chance(10)) spec.extra_keys.push_back({Pick(0, length - 1), {7}});
+    if (Chance(30)) spec.priority = Pick(-2, 2);
+    if (Chance(10)) spec.max_reuse_tokens = Pick(0, length);
+    return spec;
+  }
+
+  void Submit() {
+    std::vector<RequestSpec> specs;
+    for (int64_t n = Pick(1, 3); n > 0; --n) specs.push_back(GoodSpec());
+    std::vector<SubmitRefusal> expected(specs.size(), SubmitRefusal::kNone);
+    if (Chance(25)) Spoil(specs.back(), expected.back());
+    const auto kept = specs;
+    const auto results = scheduler_.SubmitRequests(std::move(specs), now_us_);
+    for (size_t i = 0; i < results.size(); ++i) {
+      ++tally_.submit[static_cast<size_t>(results[i].refusal)];
+      if (results[i].refusal != expected[i]) Fail("a submission was answered " + results[i].reason);
+      if (results[i].accepted() != results[i].reason.empty()) Fail("a refusal has no reason");
+      if (results[i].accepted()) executor_.Submitted(kept[i]);
+    }
+  }
+
+  void Spoil(RequestSpec& spec, SubmitRefusal& expected) {
+    const SchedulerConfig& config = scheduler_.config();
+    const int64_t pool = int64_t{config.groups[0].num_pages} * config.groups[0].page_size;
+    switch (Pick(1, 9)) {
+      case 1:
+        if (executor_.live().empty()) return;
+        spec.id = executor_.live().begin()->first;
+        expected = SubmitRefusal::kDuplicateId;
+        break;
+      case 2: spec.tokens.clear(); expected = SubmitRefusal::kEmptyPrompt; break;
+      case 3: spec.tokens.back() = -1; expected = SubmitRefusal::kBadToken; break;
+      case 4: spec.max_new_tokens = Pick(-1, 0); expected = SubmitRefusal::kBadMaxNewTokens; break;
+      case 5: spec.tokens.assign(static_cast<size_t>(config.max_model_len), 1); expected = SubmitRefusal::kTooLong; break;
+      case 6:
+        if (pool + 1 >= config.max_model_len) return;
+        spec.tokens.assign(static_cast<size_t>(pool + 1), 1);
+        expected = SubmitRefusal::kNeverFits;
+        break;
+      case 7: spec.extra_keys = {{static_cast<int64_t>(spec.tokens.size()), {1}}}; expected = SubmitRefusal::kBadExtraKey; break;
+      case 8: spec.priority = 2'000'000; expected = SubmitRefusal::kBadPriority; break;
+      case 9: spec.max_reuse_tokens = -2; expected = SubmitRefusal::kBadMaxReuse; break;
+      default: break;
+    }
+  }
+
+  void Plan() {
+    if (scheduler_.plans_in_flight() > scheduler_.config().overlap_depth) {
+      Refused("plan", [&] { (void)scheduler_.NextExecutionPlan(now_us_); });
+      return;
+    }
+    executor_.Plan(scheduler_.NextExecutionPlan(now_us_));
+  }
+
+  void Advance() {
+    if (executor_.in_flight() == 0) return;
+    const ExecutorModel::Results results = executor_.Execute([&](int64_t low, int64_t high) { return Pick(low, high); }, good_percent_);
+    const AdvanceResult answer =
+        scheduler_.Advance(results.plan_id, results.counts, results.tokens, results.outcomes, Chance(50) ? Pick(0, 3'000) : 0);
+    for (const int32_t refusal : answer.row_refusals) ++tally_.row[static_cast<size_t>(refusal)];
+    executor_.Advanced(results, answer);
+  }
+
+  void Abort() {
+    const bool known = !executor_.live().empty() && Chance(80);
+    int64_t id = Pick(-1, next_id_);
+    // Those that run or were retracted are few beside those that wait: look for one.
+    for (int tries = 0; known && tries < 6; ++tries) {
+      id = std::next(executor_.live().begin(), Pick(0, static_cast<int64_t>(executor_.live().size()) - 1))->first;
+      if (scheduler_.InfoOf(id)->state != StateName::kSubmitted) break;
+    }
+    const AbortRefusal refusal = scheduler_.AbortRequest(id);
+    ++tally_.abort[static_cast<size_t>(refusal)];
+    if (refusal == AbortRefusal::kNone) executor_.Aborted(id);
+    if (Chance(50)) ++tally_.abort[static_cast<size_t>(scheduler_.AbortRequest(id))];  // a second time: never taken
+  }
+
+  void MisuseCalls() {
+    const std::vector<int32_t> none;
+    Refused("advance", [&] { (void)scheduler_.Advance(-5, none, none, none); });
+    if (executor_.in_flight() == 0) return;
+    const std::vector<int32_t> many(100, 0);
+    Refused("size", [&] { (void)scheduler_.Advance(executor_.oldest_plan(), many, many, many); });
+  }
+
+  template <class Call>
+  void Refused(const char* name, Call&& call) {
+    try {
+      call();
+    } catch (const std::invalid_argument&) {
+      ++tally_.calls[name];
+      return;
+    }
+    Fail(std::string(name) + " was not refused");
+  }
+
+  // Everything accepted must come to an end, and leave nothing behind.
+  int64_t Drain() {
+    int64_t operations = 0;
+    while (scheduler_.HasWork() || executor_.in_flight() > 0) {
+      if (++operations > 200'000) Fail("the scheduler does not come to an end");
+      now_us_ += 10;
+      if (scheduler_.plans_in_flight() <= scheduler_.config().overlap_depth) executor_.Plan(scheduler_.NextExecutionPlan(now_us_));
+      if (executor_.in_flight() > 0 && (scheduler_.plans_in_flight() > scheduler_.config().overlap_depth || Chance(30) || executor_.last_was_idle())) {
+        const auto results = executor_.Execute([&](int64_t low, int64_t high) { return Pick(low, high); }, 100);
+        executor_.Advanced(results, scheduler_.Advance(results.plan_id, results.counts, results.tokens, results.outcomes));
+      }
+      scheduler_.CheckIntegrity();
+    }
+    executor_.Plan(scheduler_.NextExecutionPlan(now_us_));  // carries the reports of aborts outside of steps
+    if (!executor_.live().empty()) Fail("request " + std::to_string(executor_.live().begin()->first) + " was never reported as finished");
+    const SchedulerStats stats = scheduler_.Stats();
+    if (stats.pages_active[0] != 0 || stats.slots_free != scheduler_.config().max_num_seqs) Fail("something is still held when idle");
+    if (stats.retracted + stats.waiting + stats.running + stats.leaving + stats.parked != 0) Fail("a count of now is not zero when idle");
+    if (stats.submitted != stats.finished + stats.aborted + stats.failed) Fail("the totals do not add up");
+    (void)scheduler_.FlushCache();
+    if (scheduler_.Stats().pages_free[0] != scheduler_.config().groups[0].num_pages) Fail("a page was lost");
+    scheduler_.CheckIntegrity();
+    for (size_t s = 0; s < kStateCount; ++s) {
+      for (size_t e = 0; e < kEventCount; ++e) tally_.transitions[s][e] += scheduler_.transitions()[s][e];
+    }
+    return operations;
+  }
+
+  std::mt19937_64 random_;
+  Tally& tally_;
+  bool pressed_ = false;
+  int good_percent_ = 85;
+  Scheduler scheduler_;
+  ExecutorModel executor_;
+  int64_t next_id_ = 0;
+  int64_t now_us_ = 0;
+};
+
+// Prints the counts; returns the lowest of those that can be reached.
+int64_t Report(const Tally& tally, bool print) {
+  int64_t lowest = INT64_MAX;
+  const auto line = [&](const std::string& name, int64_t count) {
+    if (print) std::printf("%12lld  %s\n", static_cast<long long>(count), name.c_str());
+    lowest = std::min(lowest, count);
+  };
+  const TransitionTable table = MakeTransitionTable();
+  for (size_t s = 0; s < kStateCount; ++s) {
+    for (size_t e = 0; e < kEventCount; ++e) {
+      if (table[s][e] >= 0) line(std::string(kStateNames[s]) + " + " + std::string(kEventNames[e]), tally.transitions[s][e]);
+    }
+  }
+  for (size_t i = 0; i < kSubmitRefusalCount; ++i) line("submit refusal " + std::to_string(i), tally.submit[i]);
+  for (size_t i = 0; i < kRowRefusalCount; ++i) line("row refusal " + std::to_string(i), tally.row[i]);
+  for (size_t i = 0; i < kAbortRefusalCount; ++i) line("abort refusal " + std::to_string(i), tally.abort[i]);
+  for (const auto& [name, count] : tally.calls) line("call refusal " + name, count);
+  return lowest;
+}
+
+}  // namespace
+}  // namespace tokenspeed
+
+int main(int argc, char** argv) {
+  int64_t operations = 20'000;
+  uint64_t seed = 1;
+  int64_t minimum = 0;
+  bool report = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--report") report = true;
+    else if (name == "--ops" && i + 1 < argc) operations = std::atoll(argv[++i]);
+    else if (name == "--seed" && i + 1 < argc) seed = static_cast<uint64_t>(std::atoll(argv[++i]));
+    else if (name == "--minimum" && i + 1 < argc) minimum = std::atoll(argv[++i]);
+    else {
+      std::fprintf(stderr, "usage: fuzz_scheduler [--ops N] [--seed S] [--report] [--minimum M]\n");
+      return 2;
+    }
+  }
+  tokenspeed::Tally tally;
+  int64_t done = 0;
+  for (uint64_t round = seed; done < operations; ++round) {
+    try {
+      done += tokenspeed::Round(round, tally).Run(400);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(round), error.what());
+      return 1;
+    }
+  }
+  const int64_t lowest = tokenspeed::Report(tally, report);
+  std::printf("%lld operations, integrity after each; the rarest transition or refusal was reached %lld times\n",
+              static_cast<long long>(done), static_cast<long long>(lowest));
+  return lowest >= minimum ? 0 : 1;
+}

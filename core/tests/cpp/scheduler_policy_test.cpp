@@ -1,0 +1,232 @@
+// Who runs when: shared prefixes in flight, budgets, order, admission, retraction.
+#include "harness.h"
+
+namespace tokenspeed {
+namespace {
+
+TEST(InflightSharing, APrefixThatArrivesTogetherIsComputedOnce) {
+  Harness h({.page = 64, .pages = 600, .seqs = 16, .budget = 512, .model_len = 4'000});
+  for (int64_t id = 0; id < 16; ++id) {
+    auto tokens = Sequence(0, 1'500);
+    for (int32_t i = 0; i < 64; ++i) tokens.push_back(static_cast<int32_t>(10'000 + 100 * id + i));
+    h.Submit(id, tokens, 4);
+  }
+  h.Drain();
+  const SchedulerStats stats = h.Stats();
+  // 23 full pages of the prefix once, and for each request what is behind them.
+  EXPECT_EQ(stats.prefill_tokens, 23 * 64 + 16 * (1'564 - 23 * 64));
+  EXPECT_GE(stats.inflight_waits, 15);
+  for (int64_t id = 1; id < 16; ++id) EXPECT_EQ(h.scheduler.InfoOf(id)->cached_tokens, 23 * 64);
+}
+
+TEST(InflightSharing, EachLaterRequestHitsEveryFullPage) {
+  Harness h({.page = 64, .pages = 600, .seqs = 16, .budget = 512, .model_len = 4'000});
+  for (int64_t id = 0; id < 16; ++id) {
+    auto tokens = Sequence(0, 1'500);
+    for (int32_t i = 0; i < 64; ++i) tokens.push_back(static_cast<int32_t>(10'000 + 100 * id + i));
+    h.Submit(id, tokens, 4);
+    h.Drain();
+    EXPECT_EQ(h.scheduler.InfoOf(id)->cached_tokens, id == 0 ? 0 : 23 * 64);
+  }
+}
+
+TEST(InflightSharing, AWaiterTakesOverWhenTheOwnerIsAborted) {
+  Harness h({.pages = 64, .budget = 8});
+  h.Submit(1, Sequence(0, 40), 4);
+  h.Submit(2, Sequence(0, 40), 4);
+  h.Submit(3, Sequence(0, 40), 4);
+  h.Step();
+  h.Plan();  // the budget is used up by 1; 2 and 3 are looked at when it is not
+  h.Advance();
+  EXPECT_TRUE(h.Abort(1));
+  const ExecutionPlan& plan = h.Plan();
+  const int32_t row = RowOf(plan, 2);
+  ASSERT_GE(row, 0);
+  EXPECT_EQ(plan.context_lens[static_cast<size_t>(row)], 16);  // what 1 had published
+  h.Advance();
+  h.Drain();
+  EXPECT_EQ(h.finished.at(2), FinishReason::kLength);
+  EXPECT_EQ(h.finished.at(3), FinishReason::kLength);
+}
+
+TEST(InflightSharing, AParkedRequestCanBeAbortedAndDoesNotHoldUpOthers) {
+  Harness h({.pages = 64, .budget = 40});
+  h.Submit(1, Sequence(0, 30), 4);
+  h.Submit(2, Sequence(0, 30), 4);
+  h.Submit(3, Sequence(500, 5), 4);
+  const ExecutionPlan& plan = h.Plan();
+  EXPECT_EQ(RowOf(plan, 2), -1);
+  EXPECT_GE(RowOf(plan, 3), 0);
+  EXPECT_EQ(h.Stats().parked, 1);
+  EXPECT_TRUE(h.Abort(2));
+  EXPECT_EQ(h.Stats().parked, 0);
+  h.Advance();
+  h.Drain();
+}
+
+TEST(Budget, ALongPromptNeverOpensAGapBetweenDecodes) {
+  // Budget 256 and a prompt of 3,000 tokens among 8 decodes: every step has all eight, and never more than 256 tokens.
+  Harness h({.page = 16, .pages = 1'000, .seqs = 16, .budget = 256, .model_len = 8'000});
+  for (int64_t id = 0; id < 8; ++id) h.Submit(id, Sequence(static_cast<int32_t>(100 * id), 20), 200);
+  h.Step();
+  h.Submit(99, Sequence(5'000, 3'000), 10);
+  int chunks = 0;
+  while (!h.finished.contains(99)) {
+    const ExecutionPlan& plan = h.Step();
+    EXPECT_LE(plan.num_tokens(), 256);
+    for (int64_t id = 0; id < 8; ++id) EXPECT_GE(RowOf(plan, id), 0);
+    chunks += plan.num_extend_rows;
+  }
+  EXPECT_EQ(chunks, (3'000 + 247) / 248);
+}
+
+TEST(Budget, ManyDecodesLeaveAPageToWaitingPrompts) {
+  Harness h({.page = 4, .pages = 200, .seqs = 12, .budget = 8, .model_len = 400});
+  for (int64_t id = 0; id < 10; ++id) h.Submit(id, Sequence(static_cast<int32_t>(50 * id), 3), 60);
+  while (h.scheduler.NumRunning() < 10) h.Step();
+  h.Submit(99, Sequence(900, 20), 1);
+  int waited = 0;
+  while (!h.finished.contains(99) && waited < 50) {
+    EXPECT_LE(h.Step().num_tokens(), h.scheduler.config().max_step_tokens());
+    ++waited;
+  }
+  EXPECT_LE(waited, 6);
+}
+
+TEST(Budget, MaxStepTimeBoundsThePrefillShareOnceItIsMeasured) {
+  SchedulerConfig config = ConfigOf({.page = 4, .pages = 2'000, .seqs = 4, .budget = 1'000, .model_len = 8'000});
+  config.max_step_us = 10'000;
+  Harness h(config);
+  h.Submit(1, Sequence(0, 3), 1'000);
+  h.Plan();
+  h.Advance(7, {}, false, 2'000);
+  h.Submit(2, Sequence(5'000, 4'000), 1);
+  int32_t last = 0;
+  for (int i = 0; i < 12; ++i) {
+    const ExecutionPlan& plan = h.Plan();
+    const int32_t prefill = plan.num_tokens() - 1;
+    h.Advance(7, {}, false, prefill > 0 ? 2'000 + 100 * prefill : 2'000);  // 2 ms of decode, 100 us a prompt token
+    last = prefill;
+  }
+  EXPECT_GT(last, 60);
+  EXPECT_LE(last, 85);
+}
+
+TEST(Order, PriorityThenArrivalAndNeverTheId) {
+  Harness h({.pages = 64, .seqs = 1, .budget = 64});
+  h.Submit(50, Sequence(0, 5), 1);
+  auto low = h.Spec(1, Sequence(100, 5), 1);
+  low.priority = 3;
+  auto high = h.Spec(90, Sequence(200, 5), 1);
+  high.priority = -3;
+  h.Submit(low);
+  h.Submit(30, Sequence(300, 5), 1);
+  h.Submit(high);
+  std::vector<int64_t> order;
+  while (h.scheduler.HasWork()) order.push_back(h.Step().request_ids[0]);
+  EXPECT_EQ(order, (std::vector<int64_t>{90, 50, 30, 1}));
+}
+
+TEST(Order, HitsGoFirstInsideTheWindow) {
+  Harness h({.pages = 64, .seqs = 1, .budget = 64});
+  h.Submit(1, Sequence(0, 20), 1);
+  h.Drain();
+  h.Submit(2, Sequence(500, 20), 1);
+  h.Submit(3, Sequence(0, 20), 1);
+  EXPECT_EQ(h.Step().request_ids[0], 3);
+  EXPECT_EQ(h.Step().request_ids[0], 2);
+}
+
+TEST(Order, AnUrgentArrivalDoesNotWaitBehindALongPrompt) {
+  Harness h({.pages = 200, .seqs = 4, .budget = 8});
+  h.Submit(1, Sequence(0, 100), 1);
+  h.Step();
+  auto urgent = h.Spec(2, Sequence(500, 6), 1);
+  urgent.priority = -5;
+  h.Submit(urgent);
+  const ExecutionPlan& plan = h.Step();
+  EXPECT_EQ(plan.request_ids[0], 2);
+  EXPECT_TRUE(h.finished.contains(2));
+  h.Drain();
+}
+
+TEST(Admission, ExpectsWhatWasObservedNotTheWorstCase) {
+  // 20 pages. Prompts of one page with max_new_tokens 60: the worst case is 16 pages each, so one at a time.
+  const auto running_after = [](AdmissionRule rule) {
+    SchedulerConfig config = ConfigOf({.pages = 20, .seqs = 8, .budget = 64});
+    config.admission = rule;
+    Harness h(config);
+    for (int64_t id = 0; id < 12; ++id) {  // each stops after two tokens
+      h.Submit(100 + id, Sequence(static_cast<int32_t>(1'000 + 10 * id), 3), 60);
+      h.Step();
+      h.Step({{100 + id, Outcome::kFinish}});
+    }
+    for (int64_t id = 0; id < 8; ++id) h.Submit(id, Sequence(static_cast<int32_t>(10 * id), 3), 60);
+    h.Step();
+    return h.scheduler.NumRunning();
+  };
+  EXPECT_EQ(running_after(AdmissionRule::kWholeOutput), 1);
+  EXPECT_GE(running_after(AdmissionRule::kExpectedOutput), 6);
+}
+
+TEST(Retraction, TakesTheCheapestToRestoreAndSparesSharedPages) {
+  // Request 2 shares almost all with request 1; request 3 has as many tokens of its own. Taking 2 costs the least to undo.
+  SchedulerConfig config = ConfigOf({.pages = 17, .seqs = 3, .budget = 64});
+  Harness h(config);
+  h.Submit(100, {1}, 1);
+  h.Drain();
+  h.Submit(1, Sequence(0, 22), 60);
+  h.Step();
+  auto own = Sequence(500, 22);
+  h.Submit(3, own, 60);
+  h.Step();
+  auto shared = Sequence(0, 22);
+  shared.back() = 77;
+  h.Submit(2, shared, 60);
+  std::vector<int64_t> retracted;
+  while (h.scheduler.HasWork() && retracted.empty()) {
+    const ExecutionPlan& plan = h.Step();
+    retracted.assign(plan.retracted_ids.begin(), plan.retracted_ids.end());
+  }
+  ASSERT_FALSE(retracted.empty());
+  EXPECT_EQ(retracted[0], 2);
+  h.Drain();
+}
+
+TEST(Retraction, TheLessImportantGoesFirst) {
+  Harness h({.pages = 12, .seqs = 3, .budget = 64});
+  h.Submit(100, {1}, 1);
+  h.Drain();
+  h.Submit(1, Sequence(0, 13), 30);
+  auto unimportant = h.Spec(2, Sequence(100, 14), 30);  // dearer to restore than 3
+  unimportant.priority = 9;
+  h.Submit(unimportant);
+  h.Submit(3, Sequence(200, 12), 30);
+  std::vector<int64_t> retracted;
+  while (h.scheduler.HasWork() && retracted.empty()) {
+    const ExecutionPlan& plan = h.Step();
+    retracted.assign(plan.retracted_ids.begin(), plan.retracted_ids.end());
+  }
+  ASSERT_FALSE(retracted.empty());
+  EXPECT_EQ(retracted[0], 2);
+  h.Drain();
+}
+
+TEST(Retraction, ResumesByMatchingWhatIsStillCached) {
+  Harness h({.pages = 14, .seqs = 2, .budget = 64});
+  h.Submit(100, {1}, 1);
+  h.Drain();
+  h.Submit(1, Sequence(0, 17), 20);
+  h.Submit(2, Sequence(100, 17), 20);
+  while (h.scheduler.InfoOf(2)->retractions == 0) h.Step();
+  const int32_t made = h.scheduler.InfoOf(2)->output_tokens;
+  const int64_t prefill_before = h.Stats().prefill_tokens;
+  while (h.StateOf(2) != StateName::kDecoding && h.StateOf(2) != StateName::kFinished) h.Step();
+  EXPECT_LT(h.Stats().prefill_tokens - prefill_before, 17 + made);
+  EXPECT_GT(h.scheduler.InfoOf(2)->retracted_us, 0);
+  h.Drain();
+  EXPECT_EQ(h.scheduler.InfoOf(2)->output_tokens, 20);
+}
+
+}  // namespace
+}  // namespace tokenspeed
