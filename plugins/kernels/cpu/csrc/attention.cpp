@@ -127,7 +127,8 @@ void Runtime::decode(const AttentionCall& call, int64_t width, const int32_t* in
   float* part_o = lease.call_floats(results * (pad + 2));
   float* part_m = part_o + results * pad;
   float* part_l = part_m + results;
-  throw_on_error(lease.run(static_cast<int64_t>(tasks.size()) * kv_heads, [&](int64_t index, Scratch& scratch) -> int32_t {
+  const int64_t chunks = static_cast<int64_t>(tasks.size()) * kv_heads;
+  throw_on_error(lease.run(chunks, [&](int64_t index, Scratch& scratch) -> int32_t {
     const Task& task = tasks[static_cast<size_t>(index / kv_heads)];
     const int64_t head = index % kv_heads, queries = (task.end - task.begin) * row_queries;
     QueryBlock block(scratch.floats(QueryBlock::floats(queries, dim, value_dim)), queries, dim, value_dim);
@@ -144,8 +145,15 @@ void Runtime::decode(const AttentionCall& call, int64_t width, const int32_t* in
       begin = std::min(begin, std::max(lo, split_begin));
       end = std::max(end, std::min(hi, split_begin + kSplit));
     }
-    const AttendArgs attend{&call.cache, head, call.page_table + task.begin * call.table_stride, begin, end, block.q, queries,
-                            call.softcap, block.lo, block.hi, block.o, block.m, block.l, block.work};
+    AttendArgs attend{&call.cache, head, call.page_table + task.begin * call.table_stride, begin, end, block.q, queries,
+                      call.softcap, block.lo, block.hi, block.o, block.m, block.l, block.work, nullptr, 0, 0, 0};
+    if (index + 1 < chunks) {
+      const Task& next = tasks[static_cast<size_t>((index + 1) / kv_heads)];
+      attend.next_pages = call.page_table + next.begin * call.table_stride;
+      attend.next_head = (index + 1) % kv_heads;
+      attend.next_begin = next.split * kSplit;
+      attend.next_end = std::min<int64_t>(attend.next_begin + kSplit, call.seq_lens[next.begin]);
+    }
     const int32_t error = table_.attend(attend);
     for (int64_t r = task.begin; r < task.end; ++r) {
       const Row& row = row_of[static_cast<size_t>(r)];
@@ -244,7 +252,7 @@ void Runtime::extend(const AttentionCall& call, const int32_t* query_start, int6
       block.lo[i] = static_cast<int32_t>(call.window > 0 ? std::max<int64_t>(0, hi - call.window) : 0);
     }
     const AttendArgs attend{&call.cache, head, call.page_table + task.row * call.table_stride, block.lo[0], block.hi[queries - 1],
-                            block.q, queries, call.softcap, block.lo, block.hi, block.o, block.m, block.l, block.work};
+                            block.q, queries, call.softcap, block.lo, block.hi, block.o, block.m, block.l, block.work, nullptr, 0, 0, 0};
     const int32_t error = table_.attend(attend);
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t t = task.begin + i / group, q_head = head * group + i % group;

@@ -120,6 +120,11 @@ struct AttendArgs {
   float* m;
   float* l;
   float* work;  // attend_work_floats(...)
+  // What this thread probably reads next, for prefetching: another call's pages (null: none), head and first position.
+  const int32_t* next_pages;
+  int64_t next_head;
+  int64_t next_begin;
+  int64_t next_end;
 };
 
 inline constexpr int64_t kPad = 16;  // widest vector, in floats

@@ -14,16 +14,17 @@ struct PointerRows {
   const float* const* rows;
   SIMD_INLINE const float* operator()(int64_t k) const { return rows[k]; }
 };
-// Asks for a row of the next block's keys with each row: for few queries, where memory is what attention waits for.
-template <class T>
+// Prefetches part of a later row with each row. For few queries, where memory is what attention waits for: its queue of
+// requests must not run dry in any phase of a block.
+template <class T, class Rows>
 struct PrefetchingRows {
-  const float* const* rows;
-  const T* const* ahead;
-  int64_t ahead_bytes;
+  Rows rows;
+  const T* const* ahead;  // (kKeyBlock)
+  int64_t from, to;       // bytes of a row
   SIMD_INLINE const float* operator()(int64_t k) const {
-    const char* next = reinterpret_cast<const char*>(ahead[k]);
-    for (int64_t i = 0; i < ahead_bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
-    return rows[k];
+    const char* next = reinterpret_cast<const char*>(ahead[k % kKeyBlock]);
+    for (int64_t i = from; i < to; i += 64) __builtin_prefetch(next + i, 0, 2);
+    return rows(k);
   }
 };
 
@@ -84,9 +85,10 @@ SIMD_INLINE void product(const float* a, int64_t lda, int64_t rows, Rows b, int6
   for (; col < width; col += W) product_columns<1>(a, lda, rows, b, k0, k1, col, c, ldc, alpha);
 }
 
-// kt[d][j] = keys[j][d]; keys below `first` or from `count` on are zero.
+// kt[d][j] = keys[j][d]; keys below `first` or from `count` on are zero. Rows of `ahead` are prefetched at the same pace.
 template <class T>
 void transpose_keys(const T* const* keys, const T* const* ahead, int64_t first, int64_t count, int64_t dim, float* kt) {
+  constexpr int64_t kLine = 64 / sizeof(T);
   for (int64_t j = 0; j < count; j += W) {
     for (int64_t d = 0; d < dim; d += W) {
       V r[W];
@@ -95,7 +97,7 @@ void transpose_keys(const T* const* keys, const T* const* ahead, int64_t first, 
         const int64_t key = j + i;
         if (key >= first && key < count) {
           r[i] = load_some(keys[key] + d, dim - d);
-          __builtin_prefetch(ahead[key] + d, 0, 3);
+          if (d % kLine == 0) __builtin_prefetch(ahead[key] + d, 0, 2);
         } else {
           r[i] = zero();
         }
@@ -148,25 +150,35 @@ SIMD_INLINE float softmax_block(float* s, int64_t lo, int64_t hi, float softcap,
   return alpha;
 }
 
-// Row pointers of positions [start, start + count) from `first` on; false where a page id is out of range.
+// Where the keys and values of positions [start + first, start + count) lie.
 template <class T>
-SIMD_INLINE bool block_rows(const CacheView& c, int64_t head, const int32_t* pages, int64_t start, int64_t first, int64_t count,
-                            const T** keys, const T** values) {
-  const T* k = static_cast<const T*>(c.k.data) + head * c.k.head_stride;
-  const T* v = static_cast<const T*>(c.v.data) + head * c.v.head_stride;
-  int64_t index = (start + first) / c.page_size, offset = (start + first) % c.page_size;
-  for (int64_t j = first; j < count; ++index, offset = 0) {
-    const int64_t page = pages[index];
-    if (page < 0 || page >= c.num_pages) return false;
-    const T* key = k + page * c.k.page_stride + offset * c.k.token_stride;
-    const T* value = v + page * c.v.page_stride + offset * c.v.token_stride;
-    for (; offset < c.page_size && j < count; ++offset, ++j, key += c.k.token_stride, value += c.v.token_stride) {
-      keys[j] = key;
-      values[j] = value;
+struct Block {
+  int64_t first, count;
+  const T* keys[kKeyBlock];
+  const T* values[kKeyBlock];
+
+  // False where a page id is out of range. Pointers beside the range repeat its ends, so that each may be prefetched.
+  SIMD_INLINE bool locate(const CacheView& c, int64_t head, const int32_t* pages, int64_t start, int64_t begin, int64_t end) {
+    first = begin > start ? begin - start : 0;
+    count = end - start < kKeyBlock ? end - start : kKeyBlock;
+    const T* k = static_cast<const T*>(c.k.data) + head * c.k.head_stride;
+    const T* v = static_cast<const T*>(c.v.data) + head * c.v.head_stride;
+    int64_t index = (start + first) / c.page_size, offset = (start + first) % c.page_size;
+    for (int64_t j = first; j < count; ++index, offset = 0) {
+      const int64_t page = pages[index];
+      if (page < 0 || page >= c.num_pages) return false;
+      const T* key = k + page * c.k.page_stride + offset * c.k.token_stride;
+      const T* value = v + page * c.v.page_stride + offset * c.v.token_stride;
+      for (; offset < c.page_size && j < count; ++offset, ++j, key += c.k.token_stride, value += c.v.token_stride) {
+        keys[j] = key;
+        values[j] = value;
+      }
     }
+    for (int64_t j = 0; j < first; ++j) keys[j] = keys[first], values[j] = values[first];
+    for (int64_t j = count; j < kKeyBlock; ++j) keys[j] = keys[count - 1], values[j] = values[count - 1];
+    return true;
   }
-  return true;
-}
+};
 
 template <class T>
 int32_t attend_typed(const AttendArgs& a) {
@@ -176,25 +188,32 @@ int32_t attend_typed(const AttendArgs& a) {
   float* packed = kt + padded(dim) * kKeyBlock;   // (kKeyBlock, pad): values, where they cannot be read in place
   float* alpha = packed + pad * kKeyBlock;        // (queries)
   float* scores = alpha + padded(a.queries);      // (queries, kKeyBlock)
-  struct Block {
-    int64_t first, count;
-    const T* keys[kKeyBlock];
-    const T* values[kKeyBlock];
-  };
-  Block blocks[2];
+  Block<T> blocks[2];
   const float* value_rows[kKeyBlock];
-  const auto locate = [&](int64_t start, Block& block) {
-    block.first = a.begin > start ? a.begin - start : 0;
-    block.count = a.end - start < kKeyBlock ? a.end - start : kKeyBlock;
-    return block_rows(cache, a.head, a.pages, start, block.first, block.count, block.keys, block.values);
-  };
   int64_t start = a.begin / kKeyBlock * kKeyBlock;
-  if (start < a.end && !locate(start, blocks[0])) return kPageOutOfRange;
+  if (start >= a.end) return kOk;
+  if (!blocks[0].locate(cache, a.head, a.pages, start, a.begin, a.end)) return kPageOutOfRange;
   for (int64_t number = 0; start < a.end; start += kKeyBlock, ++number) {
-    const Block& block = blocks[number % 2];
-    const int64_t first = block.first, count = block.count;
-    transpose_keys(block.keys, block.values, first, count, dim, kt);
-    product(a.q, dim, a.queries, StrideRows{kt, kKeyBlock}, 0, dim, kKeyBlock, scores, kKeyBlock, nullptr);
+    const Block<T>& block = blocks[number % 2];
+    Block<T>& later = blocks[(number + 1) % 2];
+    const int64_t first = block.first, count = block.count, after = start + kKeyBlock;
+    const Block<T>* ahead = &later;
+    if (after < a.end) {
+      if (!later.locate(cache, a.head, a.pages, after, a.begin, a.end)) return kPageOutOfRange;
+    } else if (a.next_pages == nullptr || !later.locate(cache, a.next_head, a.next_pages, a.next_begin / kKeyBlock * kKeyBlock,
+                                                        a.next_begin, a.next_end)) {
+      ahead = &block;  // nothing to fetch
+    }
+    transpose_keys(block.keys, ahead->keys, first, count, dim, kt);
+    const bool few = a.queries <= kTileMR;
+    const int64_t value_bytes = value_dim * static_cast<int64_t>(sizeof(T)), half = value_bytes / 128 * 64;
+    const StrideRows kt_rows{kt, kKeyBlock};
+    if (few) {
+      const PrefetchingRows<T, StrideRows> rows{kt_rows, ahead->values, 0, half};
+      product(a.q, dim, a.queries, rows, 0, dim, kKeyBlock, scores, kKeyBlock, nullptr);
+    } else {
+      product(a.q, dim, a.queries, kt_rows, 0, dim, kKeyBlock, scores, kKeyBlock, nullptr);
+    }
     for (int64_t i = 0; i < a.queries; ++i) {
       alpha[i] = softmax_block(scores + i * kKeyBlock, a.lo[i] - start, a.hi[i] - start, a.softcap, a.m + i, a.l + i);
     }
@@ -213,17 +232,12 @@ int32_t attend_typed(const AttendArgs& a) {
         value_rows[j] = row;
       }
     }
-    Block& later = blocks[(number + 1) % 2];
-    if (start + kKeyBlock < a.end) {
-      if (!locate(start + kKeyBlock, later)) return kPageOutOfRange;
-      if (a.queries <= kTileMR) {
-        for (int64_t j = later.count; j < count; ++j) later.keys[j] = later.keys[later.count - 1];
-        product(scores, kKeyBlock, a.queries, PrefetchingRows<T>{value_rows, later.keys, dim * static_cast<int64_t>(sizeof(T))},
-                first, count, pad, a.o, pad, alpha);
-        continue;
-      }
+    if (few) {
+      const PrefetchingRows<T, PointerRows> rows{PointerRows{value_rows}, ahead->values, half, value_bytes};
+      product(scores, kKeyBlock, a.queries, rows, first, count, pad, a.o, pad, alpha);
+    } else {
+      product(scores, kKeyBlock, a.queries, PointerRows{value_rows}, first, count, pad, a.o, pad, alpha);
     }
-    product(scores, kKeyBlock, a.queries, PointerRows{value_rows}, first, count, pad, a.o, pad, alpha);
   }
   return kOk;
 }
