@@ -24,6 +24,7 @@ class Stream:
     usage: dict[str, Any] | None = None
     error: str = ""
     done: bool = False
+    started_s: float = 0.0
     ended_s: float = 0.0
     first: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,6 +58,7 @@ async def open_stream(
 ) -> Stream:
     """Send a streamed completion and read it to its end, however it ends."""
     stream = stream or Stream()
+    stream.started_s = time.monotonic()
     body = {"stream": True, "stream_options": {"include_usage": True}, **body}
     try:
         async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
