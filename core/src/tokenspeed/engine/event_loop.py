@@ -30,8 +30,8 @@ from tokenspeed.messages import (
     TokenLogprobs,
     TokenOutput,
 )
-from tokenspeed.runtime.executor import StepResult
 from tokenspeed.runtime.plan import NEW_IN_SLOT, PlanView, SlotRequest
+from tokenspeed.runtime.results import PendingStep, StepResult
 from tokenspeed.types import FinishReason
 
 __all__ = ["EventLoop", "Executor", "now_us"]
@@ -50,17 +50,21 @@ def now_us() -> int:
 class Executor(Protocol):
     """What executes plans: the one rank's ``ModelExecutor``, or the leader of several ranks."""
 
-    def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> StepResult:
-        """Run a plan; see ``ModelExecutor.execute``."""
+    def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> PendingStep:
+        """Queue a plan; see ``ModelExecutor.execute``."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A plan that was executed and not advanced yet. ``ids`` are its rows' request ids: the plan's own arrays do not live as long."""
+    """A plan that was queued and not advanced yet. ``ids`` are its rows' request ids: the plan's own arrays do not live as long.
+
+    ``step_us`` is how long it took, 0 where that is known only when its result is there; it was queued at ``began_us``.
+    """
 
     plan_id: int
     ids: list[int]
-    result: StepResult
+    step: PendingStep
+    began_us: int
     step_us: int
 
 
@@ -93,6 +97,7 @@ class EventLoop:
         self._depth = overlap_depth
         self._clock = clock
         self._flights: deque[_Flight] = deque()
+        self._ended_us = 0
         self._by_id: dict[int, LiveRequest] = {}
         self._by_rid: dict[int, LiveRequest] = {}
         self._outbox: list[TokenOutput] = []
@@ -142,16 +147,21 @@ class EventLoop:
             # One that was aborted in this very moment still runs its step; its parameters no longer matter.
             if (request := self._by_id.get(ids[row])) is not None:
                 new.append(request.enter_slot(int(plan.slots[row]), int(plan.context_lens[row]), began))
-        result = self._executor.execute(plan, new)
-        return _Flight(plan.plan_id, ids, result, self._clock() - began)
+        step = self._executor.execute(plan, new)
+        return _Flight(plan.plan_id, ids, step, began, self._clock() - began if step.done else 0)
 
     def _advance(self, flight: _Flight) -> tuple[list[Judgement], AdvanceResult]:
-        """Judge the rows' tokens and tell the scheduler."""
+        """Judge the rows' tokens and tell the scheduler; waits for the step where the device still works on it."""
+        result = flight.step.result()
+        step_us = flight.step_us
+        if not step_us:  # the device began with it when the step before it had ended
+            now = self._clock()
+            step_us, self._ended_us = now - max(flight.began_us, self._ended_us), now
         requests = [self._by_id.get(number) for number in flight.ids]
-        take_prompt_logprobs(requests, flight.result.prompt_logprobs)
-        judgements, counts, outcomes = judge(requests, flight.result)
+        take_prompt_logprobs(requests, result.prompt_logprobs)
+        judgements, counts, outcomes = judge(requests, result)
         self._gauges.stepped(sum(len(judgement.tokens) for judgement in judgements))
-        advanced = self._scheduler.advance(flight.plan_id, counts, flight.result.tokens, outcomes, flight.step_us)
+        advanced = self._scheduler.advance(flight.plan_id, counts, result.tokens, outcomes, step_us)
         return judgements, advanced
 
     def _emit(self, flight: _Flight, judgements: list[Judgement], advanced: AdvanceResult) -> None:
@@ -159,7 +169,7 @@ class EventLoop:
         now = self._clock()
         ids, reasons = advanced.finished_ids.tolist(), advanced.finished_reasons.tolist()
         finishes = {number: REASONS[reason] for number, reason in zip(ids, reasons, strict=True)}
-        logprobs = _logprobs_by_row(flight.result)
+        logprobs = _logprobs_by_row(flight.step.result())
         for judgement in judgements:
             request = judgement.request
             finish = finishes.get(request.id)

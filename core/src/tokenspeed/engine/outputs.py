@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from tokenspeed.engine.requests import LiveRequest
 from tokenspeed.messages import TokenLogprobs, TokenOutput
-from tokenspeed.runtime.executor import PromptLogprobs, StepResult
 from tokenspeed.runtime.logprobs import LogprobRows
+from tokenspeed.runtime.results import PromptLogprobs, StepResult
 from tokenspeed.types import FinishReason
 
 __all__ = [

@@ -13,8 +13,9 @@ import numpy as np
 import zmq
 
 from tokenspeed.errors import EngineError
-from tokenspeed.runtime.executor import ModelExecutor, StepResult
+from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.plan import PlanArrays, PlanView, SlotRequest
+from tokenspeed.runtime.results import PendingStep
 
 __all__ = ["FollowerLoop", "LeaderExecutor", "PlanSender", "pack_plan", "unpack_plan"]
 
@@ -109,7 +110,7 @@ class LeaderExecutor:
         self._executor = executor
         self._sender = sender
 
-    def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> StepResult:
+    def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> PendingStep:
         """See ``ModelExecutor.execute``."""
         self._sender.send(pack_plan(plan, new))
         return self._executor.execute(plan, new)

@@ -103,13 +103,21 @@ class AttentionBackend(ABC):
             (decode rows * width, q_heads, v_head_dim), element type of ``q``.
         """
 
-    def init_graph_buffers(self, max_rows: int, width: int) -> None:
-        """Allocate what captured graphs of up to ``max_rows`` decode rows will read. Default: nothing to do."""
+    @property
+    def graph_variants(self) -> tuple[int, ...]:
+        """Which captured graphs of a decode step it needs; empty (the default): its decode cannot be captured. A backend whose launches depend on more
+        than the row count numbers the alternatives."""
+        return ()
 
-    def init_capture_metadata(self, batch: ForwardBatch) -> None:
-        """Prepare to capture a decode graph; like ``init_forward_metadata`` but only persistent buffers may be used."""
+    @property
+    def graph_variant(self) -> int:
+        """The member of ``graph_variants`` that the step prepared last must run with."""
+        return 0
+
+    def init_capture_metadata(self, batch: ForwardBatch, variant: int) -> None:  # noqa: ARG002
+        """Prepare to capture a decode step of ``variant``; like ``init_forward_metadata``, but what the launches read must live in persistent buffers."""
         self.init_forward_metadata(batch)
 
     def init_replay_metadata(self, batch: ForwardBatch) -> None:
-        """Refresh persistent buffers before a captured graph is replayed."""
+        """Refresh the persistent buffers before a captured graph is replayed. Rows that fill the graph up have one token."""
         self.init_forward_metadata(batch)

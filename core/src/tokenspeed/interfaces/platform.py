@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,11 @@ class Platform(ABC):
     def supports_graphs(self) -> bool:
         """Whether ``capture_graph`` works."""
         return False
+
+    def capture_graph(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Record the device work of ``run``, which must always do the same on the same memory, and return a function that queues it again. ``run`` is called
+        more than once. Graphs share their scratch memory: of what a replay computes, only what ``run`` wrote to memory from outside survives the next replay."""
+        raise NotImplementedError(f"platform {self.name} captures no graphs")
 
     @property
     def asynchronous(self) -> bool:

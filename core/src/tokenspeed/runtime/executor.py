@@ -1,9 +1,8 @@
-"""Runs a plan on this rank: page tables, batch, model, sampler; answers with flat host arrays."""
+"""Runs a plan on this rank: page tables, batch, model, sampler; answers with a step on its way."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,57 +11,26 @@ import torch
 from tokenspeed.interfaces.model import CausalLM
 from tokenspeed.runtime.batch import BatchBuilder
 from tokenspeed.runtime.forward import Forward
-from tokenspeed.runtime.logprobs import LogprobRows, gather_logprobs
+from tokenspeed.runtime.graphs import DecodeGraphs
+from tokenspeed.runtime.logprobs import gather_logprobs
 from tokenspeed.runtime.page_tables import PageTables
 from tokenspeed.runtime.plan import SAMPLES, PlanView, SlotRequest
+from tokenspeed.runtime.results import PendingStep, PromptLogprobs, StepResult
 from tokenspeed.runtime.sampler import Sampler, SampleResult
 from tokenspeed.runtime.slot_sampling import SlotSampling
+from tokenspeed.runtime.transfer import Download, to_device
 
 __all__ = ["ModelExecutor", "PromptLogprobs", "StepResult"]
-
-Int32 = npt.NDArray[np.int32]
 
 #: Prompt tokens whose logits are held at once: 256 rows of a 150k vocabulary are 150 MB in fp32.
 _PROMPT_LOGITS = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptLogprobs:
-    """Log probabilities of prompt tokens ``first``, ``first + 1``, ... of the request in plan row ``row``; ``top`` alternatives each."""
-
-    row: int
-    first: int
-    top: int
-    values: LogprobRows
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What a plan yielded, aligned with its rows.
-
-    Attributes:
-        tokens: (rows, W) int32; -1 where a row yields none.
-        counts: (rows) int32, tokens of each row that count.
-        bad: (rows) bool, rows whose logits were not numbers.
-        logprobs: of output tokens, for plan rows ``logprob_rows`` (m) int64 with ``top`` (m) alternatives each.
-        prompt_logprobs: pieces of prompts, one per row that asked and computed some.
-    """
-
-    tokens: Int32
-    counts: Int32
-    bad: npt.NDArray[np.bool_]
-    logprobs: LogprobRows | None = None
-    logprob_rows: npt.NDArray[np.int64] | None = None
-    top: npt.NDArray[np.int64] | None = None
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-
-
 class ModelExecutor:
-    """State of one rank that persists between steps: page tables, input buffers, last tokens, sampling parameters by slot.
+    """State of one rank that persists between steps: page tables, last tokens, sampling parameters by slot, captured graphs.
 
     Args:
         model: gives logits; ``forward`` runs it over a batch.
-        argmax: kernel ``sampling.argmax``.
     """
 
     def __init__(
@@ -84,41 +52,76 @@ class ModelExecutor:
         self._state = state
         self._tables = tables
         self._device = device
-        self._last_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        #: (slots + 1) int64, the token each slot sampled last; the last entry is the spare slot's
+        self.last_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self._graphs: DecodeGraphs | None = None
         self._builder = BatchBuilder(
             max_rows=max_rows,
             max_tokens=max_tokens,
             page_sizes=page_sizes,
             tables=tables,
-            last_tokens=self._last_tokens,
+            last_tokens=self.last_tokens,
             device=device,
         )
 
+    def use_graphs(self, graphs: DecodeGraphs) -> None:
+        """Replay ``graphs`` for the steps that they serve."""
+        self._graphs = graphs
+
     @torch.inference_mode()
-    def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> StepResult:
-        """Run one plan; ``new`` holds a ``SlotRequest`` for each row that carries ``NEW_IN_SLOT``."""
+    def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> PendingStep:
+        """Queue one plan; ``new`` holds a ``SlotRequest`` for each row that carries ``NEW_IN_SLOT``."""
         for request in new:
             self._state.load(request)
         self._tables.apply(plan.delta_group, plan.delta_slot, plan.delta_index, plan.delta_page)
+        if self._graphs is not None and self._graphs.serves(plan):
+            return self._replay(self._graphs, plan)
         batch = self._builder.build(plan)
+        assert batch.output_index is not None, "the builder names the rows that sample"
         sampling = np.flatnonzero(plan.flags & SAMPLES)
-        last = batch.query_start[1:].to(torch.int64) - 1
-        batch.output_index = (
-            last if len(sampling) == plan.num_rows else last[torch.from_numpy(sampling).to(self._device)]
-        )
         hidden = self._forward(batch)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         if not len(sampling):
-            return _nothing(plan.num_rows, prompt_logprobs)
+            nothing = _nothing(plan.num_rows, prompt_logprobs)
+            if self._device.type == "cpu":
+                return PendingStep(result=nothing)
+            end = Download(batch.query_start)  # so that the loop does not run ahead of the device by more than a step
+            return PendingStep(lambda: (end.wait(), nothing)[1])
         logits = self._model.logits(
             hidden if batch.num_tokens == len(sampling) else hidden.index_select(0, batch.output_index)
         )
         slots = plan.slots[sampling]
         sampled = self._sampler.sample(logits, slots, plan.output_lens[sampling])
+        return self._pending(plan.num_rows, sampling, slots, sampled, prompt_logprobs)
+
+    def _replay(self, graphs: DecodeGraphs, plan: PlanView) -> PendingStep:
+        """A step of decodes alone, all of which sample."""
+        output = graphs.replay(plan)
+        rows = np.arange(plan.num_rows)
+        if not self._state.rows(plan.slots).plain:
+            sampled = self._sampler.sample(output.logits, plan.slots, plan.output_lens)
+            return self._pending(plan.num_rows, rows, plan.slots, sampled, [])
+        drawn = Download(output.tokens)
+        return PendingStep(lambda: _scatter(len(rows), rows, drawn.wait()[:, None], None, []))
+
+    def _pending(
+        self,
+        rows: int,
+        sampling: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int32],
+        sampled: SampleResult,
+        prompt_logprobs: list[PromptLogprobs],
+    ) -> PendingStep:
+        """Keep the tokens for the next step on the device, and send them to the host."""
         # A bad row's -1 must not become an input id of a plan that is already made.
-        where = torch.from_numpy(slots.astype(np.int64)).to(self._device)
-        self._last_tokens.index_copy_(0, where, sampled.tokens[:, -1].clamp_min(0))
-        return _scatter(plan.num_rows, sampling, sampled, prompt_logprobs)
+        where = to_device(slots.astype(np.int64), self._device)
+        self.last_tokens.index_copy_(0, where, sampled.tokens[:, -1].clamp_min(0))
+        drawn = Download(sampled.tokens)
+
+        def finish() -> StepResult:
+            return _scatter(rows, sampling, drawn.wait(), sampled, prompt_logprobs)
+
+        return PendingStep(result=finish()) if self._device.type == "cpu" else PendingStep(finish)
 
     def _prompt_logprobs(self, plan: PlanView, hidden: torch.Tensor) -> list[PromptLogprobs]:
         """The logits after position i tell of prompt token i + 1. Every rank comes here alike: logits may be a collective."""
@@ -137,7 +140,7 @@ class ModelExecutor:
                 size = min(_PROMPT_LOGITS, count - offset)
                 logits = self._model.logits(hidden[start + offset : start + offset + size]).float()
                 first = context + offset + 1
-                targets = torch.from_numpy(prompt[first : first + size].astype(np.int64)).to(self._device)
+                targets = to_device(prompt[first : first + size].astype(np.int64), self._device)
                 pieces.append(
                     PromptLogprobs(row=row, first=first, top=top, values=gather_logprobs(logits, targets, top))
                 )
@@ -154,14 +157,19 @@ def _nothing(rows: int, prompt_logprobs: list[PromptLogprobs]) -> StepResult:
 
 
 def _scatter(
-    rows: int, sampling: npt.NDArray[np.int64], sampled: SampleResult, prompt_logprobs: list[PromptLogprobs]
+    rows: int,
+    sampling: npt.NDArray[np.int64],
+    drawn: npt.NDArray[np.int64],
+    sampled: SampleResult | None,
+    prompt_logprobs: list[PromptLogprobs],
 ) -> StepResult:
-    """Spread the sampling rows' results over all rows of the plan."""
-    drawn = sampled.tokens.to("cpu", torch.int32).numpy()
+    """Spread the sampling rows' tokens (n, W) over all rows of the plan. A row with -1 for its last token is bad."""
     tokens = np.full((rows, drawn.shape[1]), -1, dtype=np.int32)
     counts = np.zeros(rows, dtype=np.int32)
     bad = np.zeros(rows, dtype=np.bool_)
-    tokens[sampling], counts[sampling], bad[sampling] = drawn, sampled.accepted.cpu().numpy(), sampled.bad.cpu().numpy()
+    tokens[sampling], counts[sampling], bad[sampling] = drawn, 1, drawn[:, -1] < 0
+    if sampled is None:
+        return StepResult(tokens=tokens, counts=counts, bad=bad)
     return StepResult(
         tokens=tokens,
         counts=counts,

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokenspeed.runtime.transfer import upload
+
 __all__ = ["PageTables"]
 
 Int32 = npt.NDArray[np.int32]
@@ -16,14 +18,16 @@ Int32 = npt.NDArray[np.int32]
 class PageTables:
     """Page of token ``i`` of slot ``s`` in group ``g``: ``table[g][s, i // page_size]``.
 
-    The host copy is the master (slot mappings are computed there); on a host device the tensors share its memory.
+    The host copy is the master (slot mappings are computed there); on a host device the tensors share its memory. One slot more than asked for,
+    ``spare``, belongs to no request: rows that only fill a captured graph up point there.
 
     Args:
         max_pages: columns per group, pages of the longest request.
     """
 
     def __init__(self, *, max_slots: int, max_pages: Sequence[int], device: torch.device) -> None:
-        self.host: tuple[Int32, ...] = tuple(np.zeros((max_slots, pages), dtype=np.int32) for pages in max_pages)
+        self.spare = max_slots
+        self.host: tuple[Int32, ...] = tuple(np.zeros((max_slots + 1, pages), dtype=np.int32) for pages in max_pages)
         on_host = device.type == "cpu"
         self.device: tuple[torch.Tensor, ...] = tuple(
             torch.from_numpy(table) if on_host else torch.zeros(table.shape, dtype=torch.int32, device=device)
@@ -42,9 +46,9 @@ class PageTables:
             else:
                 slot, index, page = slots, indices, pages
             table[slot, index] = page
-            if self._mirrored:
+            if self._mirrored and len(slot):
                 target = self.device[number]
-                # Read back from the master: an index pair that appears twice has no defined order on a device.
-                values = torch.from_numpy(table[slot, index]).to(target.device)
-                where = (torch.from_numpy(slot.astype(np.int64)), torch.from_numpy(index.astype(np.int64)))
-                target.index_put_(tuple(axis.to(target.device) for axis in where), values)
+                where = slot.astype(np.int64) * table.shape[1] + index
+                # Read back from the master: an entry that appears twice has no defined order on a device.
+                at, values = upload([where, table[slot, index]], target.device)
+                target.view(-1).index_copy_(0, at, values)

@@ -16,8 +16,9 @@ import torch
 from tokenspeed.runtime.draw import draw
 from tokenspeed.runtime.logprobs import LogprobRows, gather_logprobs
 from tokenspeed.runtime.slot_sampling import PenaltyRows, RaggedRows, SamplingRows, SlotSampling
+from tokenspeed.runtime.transfer import to_device
 
-__all__ = ["SampleResult", "Sampler"]
+__all__ = ["SampleResult", "Sampler", "guard"]
 
 _NEVER = float("-inf")
 
@@ -64,24 +65,24 @@ class Sampler:
         """
         rows = self._state.rows(slots)
         if rows.plain:
-            tokens, bad = _guard(self._argmax(logits), logits)
+            tokens, bad = guard(self._argmax(logits), logits)
             return _result(tokens, bad)
         logits = logits.float()
         untouched = None
         if rows.logprobs is not None:
-            untouched = logits[torch.from_numpy(rows.logprobs).to(logits.device)]
+            untouched = logits[to_device(rows.logprobs, logits.device)]
         logits = self._adjust(logits, rows, positions)
-        tokens, bad = _guard(self._argmax(logits), logits)
+        tokens, bad = guard(self._argmax(logits), logits)
         if rows.random is not None:
             index = rows.random.index
-            where = torch.from_numpy(positions.astype(np.int64)).to(logits.device)
+            where = to_device(positions.astype(np.int64), logits.device)
             drawn = draw(logits[index], rows.random, where[index])
             tokens[index] = torch.where(bad[index], -1, drawn)
         if rows.penalties is not None:
             self._state.count(rows.penalties.slots, tokens[rows.penalties.index].clamp_min(0))
         if untouched is None or rows.logprobs is None or rows.top is None:
             return _result(tokens, bad)
-        chosen = tokens[torch.from_numpy(rows.logprobs).to(logits.device)].clamp_min(0)
+        chosen = tokens[to_device(rows.logprobs, logits.device)].clamp_min(0)
         logprobs = gather_logprobs(untouched, chosen, int(rows.top.max()))
         return _result(tokens, bad, logprobs=logprobs, logprob_rows=rows.logprobs, top=rows.top)
 
@@ -111,12 +112,12 @@ class Sampler:
 
 
 def _entries(ragged: RaggedRows, device: torch.device) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    rows, ids = torch.from_numpy(ragged.rows).to(device), torch.from_numpy(ragged.ids).to(device)
-    return (rows, ids), torch.from_numpy(ragged.values).to(device)
+    rows, ids = to_device(ragged.rows, device), to_device(ragged.ids, device)
+    return (rows, ids), to_device(ragged.values, device)
 
 
-def _guard(tokens: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A NaN anywhere (-1 from argmax) or a largest logit that is not finite makes that row bad, and no other; bad rows hold -1."""
+def guard(tokens: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens, bad). A NaN anywhere (-1 from argmax) or a largest logit that is not finite makes that row bad, and no other; bad rows hold -1."""
     best = logits.gather(1, tokens.clamp_min(0)[:, None])[:, 0]
     bad = (tokens < 0) | ~torch.isfinite(best)
     return tokens.masked_fill(bad, -1), bad

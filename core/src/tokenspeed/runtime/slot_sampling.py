@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tokenspeed.runtime.plan import SlotRequest
+from tokenspeed.runtime.transfer import to_device
 
 __all__ = ["PenaltyRows", "RaggedRows", "RandomRows", "SamplingRows", "SlotSampling"]
 
@@ -122,11 +123,9 @@ class SlotSampling:
             counts, in_prompt = self._penalty_state()
             counts[slot].zero_()
             in_prompt[slot].zero_()
-            in_prompt[slot, torch.from_numpy(self._prompt[slot].astype(np.int64)).to(self._device)] = True
+            in_prompt[slot].index_fill_(0, to_device(self._prompt[slot].astype(np.int64), self._device), True)
             output = np.frombuffer(request.output, dtype="<i4").astype(np.int64)
-            counts[slot] += torch.from_numpy(np.bincount(output, minlength=self._vocab_size).astype(np.int32)).to(
-                self._device
-            )
+            counts[slot] += to_device(np.bincount(output, minlength=self._vocab_size).astype(np.int32), self._device)
         self._cached_rows = None
 
     def rows(self, slots: npt.NDArray[np.int32]) -> SamplingRows:
@@ -208,7 +207,7 @@ class SlotSampling:
         )
 
     def _put(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
 
 def _ragged(lists: list[tuple[tuple[int, float], ...]], slots: npt.NDArray[np.int32]) -> RaggedRows | None:
