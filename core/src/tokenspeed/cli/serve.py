@@ -106,7 +106,9 @@ def _serve(
         failure = handle.poll()
         return failure.error if failure is not None else ""
 
-    client = EngineClient(handle.to_engine, handle.from_engine, handle.sentinels, last_words=last_words)
+    client = EngineClient(
+        handle.to_engine, handle.from_engine, handle.sentinels, pids=handle.pids, last_words=last_words
+    )
     llm = AsyncLLM(
         client, tokenizer, log_requests=serving.enable_log_requests, log_stats=serving.enable_log_request_stats
     )

@@ -28,6 +28,7 @@ from tokenspeed.messages import (
     decode_from_engine,
     encode,
 )
+from tokenspeed.serving.activity import ProcessActivity
 
 __all__ = ["EngineClient"]
 
@@ -45,7 +46,9 @@ class EngineClient:
         from_engine: address of the engine's PUSH socket.
         sentinels: file descriptors that become readable when an engine process has ended.
         heartbeat_s: how often an engine that says nothing is asked for a sign of life.
-        hung_after_s: silence after which the engine counts as hung (it may recover).
+        hung_after_s: silence after which an engine that uses no CPU time counts as hung (it may recover).
+        busy_limit_s: the same for one that does use CPU time: a single step may be long.
+        pids: the engine's processes, for telling the two apart.
         last_words: tells how a process ended, where that is known; asked when a sentinel becomes readable.
     """
 
@@ -57,12 +60,17 @@ class EngineClient:
         *,
         heartbeat_s: float = 1.0,
         hung_after_s: float = 5.0,
+        busy_limit_s: float = 60.0,
+        pids: Sequence[int] = (),
         last_words: Callable[[], str] = str,
     ) -> None:
         self._addresses = (to_engine, from_engine)
         self._sentinels = tuple(sentinels)
         self._heartbeat_s = heartbeat_s
         self._hung_after_s = hung_after_s
+        self._busy_limit_s = busy_limit_s
+        self._activity = ProcessActivity(pids)
+        self._active_s = 0.0
         self._last_words = last_words
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._control: dict[int, asyncio.Future[ControlReply]] = {}
@@ -218,14 +226,20 @@ class EngineClient:
         while self.failure is None:
             await asyncio.sleep(self._heartbeat_s)
             self._read()  # in case a change of the descriptor went unseen
-            silence = self._loop.time() - self._heard_s
-            if silence >= self._hung_after_s and not self.hung:
-                _log.error(
-                    "The engine has not answered for %.1f s: it hangs; /health answers 503 until it does", silence
-                )
-            self.hung = silence >= self._hung_after_s
+            now = self._loop.time()
+            silence = now - self._heard_s
+            if self._activity.progressed():
+                self._active_s = now
+            self._judge(silence, now - max(self._heard_s, self._active_s))
             if silence >= self._heartbeat_s * 0.9:
                 self.send(ControlRequest(next(self._control_ids), "stats"))
+
+    def _judge(self, silence: float, idle: float) -> None:
+        """Set ``hung`` by how long nothing was heard and how long the processes have done nothing."""
+        hung = idle >= self._hung_after_s or silence >= self._busy_limit_s
+        if hung and not self.hung:
+            _log.error("The engine has not answered for %.1f s: it hangs; /health answers 503 until it does", silence)
+        self.hung = hung
 
 
 def _as_stats(result: Any) -> EngineStats | None:

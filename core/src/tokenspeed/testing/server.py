@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx
 import msgspec
@@ -69,7 +71,7 @@ def text_reply(text: str, **fields: object) -> Callable[[GenerateRequest], Reply
     return lambda _: Reply(tokens=[*text.encode(), 256], **fields)  # type: ignore[arg-type]
 
 
-def events(body: str | bytes) -> list[dict]:
+def events(body: str | bytes) -> list[dict[str, Any]]:
     """The JSON bodies of a stream; checks that it ends with [DONE]."""
     text = body.decode() if isinstance(body, bytes) else body
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
@@ -77,7 +79,8 @@ def events(body: str | bytes) -> list[dict]:
     return [msgspec.json.decode(line) for line in lines[:-1]]
 
 
-def streamed_text(chunks: list[dict], index: int = 0) -> str:
+def streamed_text(chunks: list[dict[str, Any]], index: int = 0) -> str:
+    """The text of one choice of a stream of either route."""
     parts = []
     for chunk in chunks:
         for choice in chunk["choices"]:
@@ -107,6 +110,13 @@ async def running(
     hung_after_s: float = 5.0,
     heartbeat_s: float = 1.0,
 ) -> AsyncIterator[Running]:
+    """Serve on free ports while the block runs.
+
+    Args:
+        script: what requests get, or a text that all get. step_s: pause between the engine's steps.
+        parser_factory: tool-call parser. ready: whether the engine says so at once.
+        hung_after_s, heartbeat_s: the watch over the engine.
+    """
     tokenizer = tokenizer or ByteTokenizer()
     engine = FakeEngine(text_reply(script) if isinstance(script, str) else script, step_s=step_s)
     engine.info = msgspec.structs.replace(engine.info, max_model_len=max_model_len, vocab_size=tokenizer.vocab_size)
@@ -156,5 +166,5 @@ async def running(
 
 
 class _Server(uvicorn.Server):
-    async def serve(self, sockets=None) -> None:
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         await self._serve(sockets)

@@ -53,8 +53,15 @@ async def test_api_12_null_means_not_given() -> None:
                 assert response.status_code == 200, (path, name, response.text)
 
 
-EMPTY = [(TEXT, {"prompt": ""}), (TEXT, {"prompt": [""]}), (TEXT, {"prompt": []}), (TEXT, {"prompt": [[]]}), (TEXT, {"prompt": [[1], []]}),
-         (TEXT, {"prompt": ["a", ""]}), (CHAT, {"messages": []})]  # fmt: skip
+EMPTY = [
+    (TEXT, {"prompt": ""}),
+    (TEXT, {"prompt": [""]}),
+    (TEXT, {"prompt": []}),
+    (TEXT, {"prompt": [[]]}),
+    (TEXT, {"prompt": [[1], []]}),
+    (TEXT, {"prompt": ["a", ""]}),
+    (CHAT, {"messages": []}),
+]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -90,16 +97,40 @@ async def test_api_16_too_long_is_refused_before_the_stream_begins(stream: bool)
 
 
 WRONG_TYPES = [
-    ("tools", 7), ("messages", "hi"), ("messages", [3]), ("messages", [{"role": "assistant", "tool_calls": 5}]), ("tool_choice", {"type": "function"}),
-    ("response_format", "json"), ("stop", {"a": 1}), ("stream_options", True), ("logit_bias", [1]), ("messages", {"role": "user"}), ("messages", None),
-    ("messages", [{"role": "user", "content": 5}]), ("messages", [{"role": "user", "content": ["x"]}]), ("messages", [{"content": "x"}]),
-    ("messages", [{"role": "wizard", "content": "x"}]), ("messages", [{"role": "user"}]), ("tools", [{"type": "function"}]), ("tools", [5]),
-    ("tools", [{"type": "function", "function": {"name": ""}}]), ("tools", [{"type": "function", "function": {"name": "f", "strict": True}}]),
-    ("n", "2"), ("n", 1.5), ("max_tokens", "many"), ("seed", 2**70), ("stop", [1]), ("stop_token_ids", ["a"]), ("chat_template_kwargs", 3),
+    ("tools", 7),
+    ("messages", "hi"),
+    ("messages", [3]),
+    ("messages", [{"role": "assistant", "tool_calls": 5}]),
+    ("tool_choice", {"type": "function"}),
+    ("response_format", "json"),
+    ("stop", {"a": 1}),
+    ("stream_options", True),
+    ("logit_bias", [1]),
+    ("messages", {"role": "user"}),
+    ("messages", None),
+    ("messages", [{"role": "user", "content": 5}]),
+    ("messages", [{"role": "user", "content": ["x"]}]),
+    ("messages", [{"content": "x"}]),
+    ("messages", [{"role": "wizard", "content": "x"}]),
+    ("messages", [{"role": "user"}]),
+    ("tools", [{"type": "function"}]),
+    ("tools", [5]),
+    ("tools", [{"type": "function", "function": {"name": ""}}]),
+    ("tools", [{"type": "function", "function": {"name": "f", "strict": True}}]),
+    ("n", "2"),
+    ("n", 1.5),
+    ("max_tokens", "many"),
+    ("seed", 2**70),
+    ("stop", [1]),
+    ("stop_token_ids", ["a"]),
+    ("chat_template_kwargs", 3),
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"id": "c", "type": "function"}]}]),
-    ("messages", [{"role": "user", "content": "x", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]}]),
+    (
+        "messages",
+        [{"role": "user", "content": "x", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]}],
+    ),
     ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": 3}}]}]),
-]  # fmt: skip
+]
 
 
 async def test_api_18_wrong_containers_are_named() -> None:
@@ -130,11 +161,26 @@ async def test_bodies_that_are_no_object_are_refused() -> None:
 
 
 UNSUPPORTED = [
-    ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}), ("functions", [{"name": "f"}]),
-    ("function_call", "auto"), ("best_of", 2), ("store", True), ("modalities", ["text", "audio"]), ("audio", {}), ("guided_json", {}), ("web_search_options", {}),
-    ("prompt_logprobs", 1), ("reasoning_effort", "low"), ("use_beam_search", True), ("chat_template", "{{ 1 }}"), ("documents", [{}]), ("metadata", {"a": "b"}),
-    ("service_tier", "flex"), ("truncate_prompt_tokens", 5), ("bad_words", ["x"]),
-]  # fmt: skip
+    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_schema", "json_schema": {}}),
+    ("functions", [{"name": "f"}]),
+    ("function_call", "auto"),
+    ("best_of", 2),
+    ("store", True),
+    ("modalities", ["text", "audio"]),
+    ("audio", {}),
+    ("guided_json", {}),
+    ("web_search_options", {}),
+    ("prompt_logprobs", 1),
+    ("reasoning_effort", "low"),
+    ("use_beam_search", True),
+    ("chat_template", "{{ 1 }}"),
+    ("documents", [{}]),
+    ("metadata", {"a": "b"}),
+    ("service_tier", "flex"),
+    ("truncate_prompt_tokens", 5),
+    ("bad_words", ["x"]),
+]
 
 
 async def test_known_but_unsupported_fields_are_refused_by_name() -> None:
@@ -194,15 +240,33 @@ async def test_ops_09_media_is_refused_and_nothing_is_fetched() -> None:
 
 
 LIMITS = [
-    (CHAT, {"logprobs": True, "top_logprobs": 1_000_000_000}, "top_logprobs"), (CHAT, {"n": 5_000_000}, "n"), (CHAT, {"n": 0}, "n"), (TEXT, {"prompt": [999_999_999]}, "prompt"),
-    (TEXT, {"prompt": [-1]}, "prompt"), (CHAT, {"logit_bias": {"999999999": 1}}, "logit_bias"), (CHAT, {"logit_bias": {"-1": 1}}, "logit_bias"),
-    (CHAT, {"logit_bias": {"1": 1e300}}, "logit_bias"), (CHAT, {"stop": ["x"] * 100_000}, "stop"), (CHAT, {"stop": ["x" * 100_000]}, "stop"), (CHAT, {"stop": [""]}, "stop"),
-    (TEXT, {"best_of": 10_000_000}, "best_of"), (CHAT, {"max_tokens": 10**12}, "max_tokens"), (TEXT, {"max_tokens": 10**12}, "max_tokens"),
-    (CHAT, {"max_tokens": 0}, "max_tokens"), (CHAT, {"max_tokens": -1}, "max_tokens"), (TEXT, {"max_tokens": 0}, "max_tokens"), (TEXT, {"logprobs": 10**9}, "logprobs"),
-    (CHAT, {"stop_token_ids": [10**9]}, "stop_token_ids"), (CHAT, {"stop_token_ids": [1] * 5000}, "stop_token_ids"), (CHAT, {"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
-    (TEXT, {"prompt": ["x"] * 2000, "n": 100}, "prompt"), (CHAT, {"logit_bias": {str(i): 0 for i in range(5000)}}, "logit_bias"), (CHAT, {"priority": 2**40}, "priority"),
-    (CHAT, {"cache_salt": "x" * 1000}, "cache_salt"), (TEXT, {"prompt": "x", "stop_token_ids": [257]}, "stop_token_ids"),
-]  # fmt: skip
+    (CHAT, {"logprobs": True, "top_logprobs": 1_000_000_000}, "top_logprobs"),
+    (CHAT, {"n": 5_000_000}, "n"),
+    (CHAT, {"n": 0}, "n"),
+    (TEXT, {"prompt": [999_999_999]}, "prompt"),
+    (TEXT, {"prompt": [-1]}, "prompt"),
+    (CHAT, {"logit_bias": {"999999999": 1}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"-1": 1}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"1": 1e300}}, "logit_bias"),
+    (CHAT, {"stop": ["x"] * 100_000}, "stop"),
+    (CHAT, {"stop": ["x" * 100_000]}, "stop"),
+    (CHAT, {"stop": [""]}, "stop"),
+    (TEXT, {"best_of": 10_000_000}, "best_of"),
+    (CHAT, {"max_tokens": 10**12}, "max_tokens"),
+    (TEXT, {"max_tokens": 10**12}, "max_tokens"),
+    (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_tokens": -1}, "max_tokens"),
+    (TEXT, {"max_tokens": 0}, "max_tokens"),
+    (TEXT, {"logprobs": 10**9}, "logprobs"),
+    (CHAT, {"stop_token_ids": [10**9]}, "stop_token_ids"),
+    (CHAT, {"stop_token_ids": [1] * 5000}, "stop_token_ids"),
+    (CHAT, {"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+    (TEXT, {"prompt": ["x"] * 2000, "n": 100}, "prompt"),
+    (CHAT, {"logit_bias": {str(i): 0 for i in range(5000)}}, "logit_bias"),
+    (CHAT, {"priority": 2**40}, "priority"),
+    (CHAT, {"cache_salt": "x" * 1000}, "cache_salt"),
+    (TEXT, {"prompt": "x", "stop_token_ids": [257]}, "stop_token_ids"),
+]
 
 
 async def test_ops_12_limits_are_checked_before_anything_is_allocated() -> None:
