@@ -5,11 +5,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test test-python test-cpp test-cpp-sanitized test-slow lint format bench docs build clean
+.PHONY: help install serve test test-python test-cpp test-cpp-sanitized fuzz test-slow lint format bench docs build clean
 
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
+FUZZ_OPS ?= 1000000
 HOST ?= 127.0.0.1
 PORT ?= 8000
 VENV := .venv
@@ -92,6 +93,9 @@ test-cpp: $(STAMPS)/build-tools ## GoogleTest suites of the scheduler and the ca
 test-cpp-sanitized: $(STAMPS)/build-tools ## The same under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call cpp_tests,build/cpp-sanitized,RelWithDebInfo,-DTOKENSPEED_SANITIZE=ON)
 
+fuzz: test-cpp-sanitized ## A million random scheduler operations under the sanitizers (FUZZ_OPS=N)
+	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS)
+
 test-python: $(STAMPS)/dev $(STAMPS)/model ## pytest over core, plugins and tests (ARGS="-k name")
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
 
@@ -111,8 +115,9 @@ format: $(STAMPS)/dev ## Reformat and fix what ruff can fix
 bench: $(STAMPS)/dev ## The scheduler benchmark; benchmarks/README.md has the serving one
 	@$(BIN)/python benchmarks/scheduler_bench.py $(ARGS)
 
-docs: $(STAMPS)/dev ## Regenerate docs/hooks.md from the hook specifications
+docs: $(STAMPS)/dev test-cpp ## Regenerate docs/hooks.md and docs/scheduler-states.md from the code
 	@$(BIN)/python -m tokenspeed.cli.hooks_doc docs/hooks.md
+	@build/cpp/tests/cpp/print_states >docs/scheduler-states.md
 
 build: $(STAMPS)/dev ## Wheels of core and every plugin into dist/
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist ./core $(addprefix ./,$(PLUGINS))
