@@ -85,9 +85,11 @@ class Repo:
     def relative(self, path: Path) -> str:
         return path.relative_to(ROOT).as_posix()
 
-    def imports(self, path: Path) -> set[str]:
-        """Absolute names of modules that ``path`` imports when it runs (``if TYPE_CHECKING`` blocks are left out)."""
+    def imports(self, path: Path, *, at_import: bool = False) -> set[str]:
+        """Absolute names of modules that ``path`` imports when it runs (not ``if TYPE_CHECKING``); ``at_import``: outside functions."""
         tree = ast.parse(path.read_text(), filename=str(path))
+        if at_import:
+            tree.body = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
         for node in ast.walk(tree):
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
                 node.body = []

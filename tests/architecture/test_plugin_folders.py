@@ -59,8 +59,8 @@ def test_registering_imports_nothing_heavy(repo: Any) -> None:
     heavy = []
     for plugin in repo.plugins:
         module = plugin.folder / "src" / plugin.package / "plugin.py"
-        names = {name.split(".")[0] for name in repo.imports(module)}
-        own = {name for name in repo.imports(module) if name.split(".")[0] == plugin.package}
+        names = {name.split(".")[0] for name in repo.imports(module, at_import=True)}
+        own = {name for name in repo.imports(module, at_import=True) if name.split(".")[0] == plugin.package}
         heavy += [f"{repo.relative(module)}: {name}" for name in sorted((names & HEAVY) | own)]
         package_init = ast.parse((module.parent / "__init__.py").read_text())
         if any(
