@@ -9,10 +9,10 @@ from typing import Any
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _bases(node: ast.ClassDef) -> list[str]:
-    """Names of base classes, and of contracts that the class says in its docstring to implement (a ``Protocol`` is implemented without inheriting)."""
+def _bases(node: ast.ClassDef, module: str = "") -> list[str]:
+    """Names of base classes, and of contracts that the class's or module's docstring names (a ``Protocol`` is implemented without inheriting)."""
     return [ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases] + re.findall(
-        r"``(?:\w+\.)*([A-Z]\w+)``", ast.get_docstring(node) or ""
+        r"``(?:\w+\.)*([A-Z]\w+)``", module + (ast.get_docstring(node) or "")
     )
 
 
@@ -30,8 +30,8 @@ def test_public_methods_have_a_docstring_or_inherit_one(repo: Any) -> None:
         n.name: n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)
     }
 
-    def inherits(node: ast.ClassDef, method: str, seen: frozenset[str] = frozenset()) -> bool:
-        for base in _bases(node):
+    def inherits(node: ast.ClassDef, method: str, seen: frozenset[str] = frozenset(), module: str = "") -> bool:
+        for base in _bases(node, module):
             if base in seen or base in ("object", "Protocol", "Generic", "ABC", node.name):
                 continue
             if base not in classes:
@@ -51,6 +51,6 @@ def test_public_methods_have_a_docstring_or_inherit_one(repo: Any) -> None:
         if isinstance(owner, ast.ClassDef) and not owner.name.startswith("_")
         for item in owner.body
         if isinstance(item, Function) and not item.name.startswith("_") and not ast.get_docstring(item)
-        if not _exempt(owner, item) and not inherits(owner, item.name)
+        if not _exempt(owner, item) and not inherits(owner, item.name, module=ast.get_docstring(tree) or "")
     ]
     assert missing == []
