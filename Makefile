@@ -96,8 +96,10 @@ test-cpp-sanitized: $(STAMPS)/build-tools ## The same under AddressSanitizer and
 fuzz: test-cpp-sanitized ## A million random scheduler operations under the sanitizers (FUZZ_OPS=N)
 	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS)
 
+# The acceptance tests start real servers and look at the clock: they run alone, after the others.
 test-python: $(STAMPS)/dev $(STAMPS)/model ## pytest over core, plugins and tests (ARGS="-k name")
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --ignore tests/acceptance $(ARGS)
+	@$(BIN)/python -m pytest -q tests/acceptance $(ARGS)
 
 test-slow: $(STAMPS)/dev $(STAMPS)/model ## The slow tests: greedy equality, long fuzz runs, load
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow $(ARGS)
