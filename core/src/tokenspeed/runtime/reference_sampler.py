@@ -67,9 +67,9 @@ def reference_sample(
         return adjusted.index(largest)
     scaled = [(value - largest) / params.temperature for value in adjusted]
     ids = _kept(scaled, params)
-    head, tail = ids[:HEAD], ids[HEAD:]
     position = len(output)
-    # A filter that keeps at most the head leaves no tail; without one, mass decides first.
+    filtered = 0 < params.top_k < len(scaled) or params.top_p < 1 or params.min_p > 0
+    head, tail = (ids, []) if filtered else (ids[:HEAD], ids[HEAD:])
     if tail and _uniform(seed, position) >= _mass(scaled, head) / _mass(scaled, ids):
         head = tail
     return max(head, key=lambda token: scaled[token] + _gumbel(seed, position, token))

@@ -52,10 +52,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("spread", [0.2, 1.5, 6.0])
-def test_every_combination_of_filters_draws_what_the_definition_draws(spread):
-    logits = torch.randn(len(CASES), VOCAB, generator=torch.Generator().manual_seed(1)) * spread
+@pytest.mark.parametrize("vocab", [50, VOCAB, 3000])
+def test_every_combination_of_filters_draws_what_the_definition_draws(spread, vocab):
+    logits = torch.randn(len(CASES), vocab, generator=torch.Generator().manual_seed(1)) * spread
     requests = [request(i, seed=1000 + i * 7919 - 2**40, **case) for i, case in enumerate(CASES)]
-    machine = sampler(requests)
+    machine = sampler(requests, vocab)
     drawn = sample(machine, logits, range(len(CASES)), [i % 9 for i in range(len(CASES))])
     for i, r in enumerate(requests):
         expected = reference_sample(logits[i].tolist(), r.params, seed=r.seed, output=[0] * (i % 9))
