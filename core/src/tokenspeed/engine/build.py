@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,15 +37,19 @@ from tokenspeed.plugins.kernel_select import KernelRegistry
 from tokenspeed.plugins.selection import load_target
 from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.forward import eager
+from tokenspeed.runtime.graphs import DecodeGraphs, capture_sizes
 from tokenspeed.runtime.kv_pool import KVPool, pages_in_budget, pages_in_tokens, storage_bytes
 from tokenspeed.runtime.page_tables import PageTables
 from tokenspeed.runtime.parallel import TalkingGroup, join_ranks
 from tokenspeed.runtime.sampler import Sampler
 from tokenspeed.runtime.slot_sampling import SlotSampling
+from tokenspeed.runtime.warmup import warm_up
 from tokenspeed.types import CacheGroup
 from tokenspeed.weights.stream import iterate_weights
 
 __all__ = ["Rank", "build_loop", "build_rank"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +97,9 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         )
     plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages)
     backends = _bind_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
+    executor = _executor(assembly, platform, model, pool, kernels, backends, plan_shape)
     return Rank(
-        executor=_executor(assembly, platform, model, pool, kernels, backends, plan_shape),
+        executor=executor,
         platform=platform,
         pool=pool,
         weight_bytes=storage_bytes([*model.parameters(), *model.buffers()]),
@@ -197,7 +203,7 @@ def _bind_backends(
     pool: KVPool,
     kernels: KernelRegistry,
     max_tokens: int,
-) -> list[AttentionBackend]:
+) -> list[tuple[AttentionBackend, AttentionBackend]]:
     """Make a backend for each phase and cache group (one for both phases where they are the same) and attach them to the layers."""
     config = assembly.config
     heads = {module.layer_index: module.q_heads for module in model.modules() if isinstance(module, Attention)}
@@ -226,7 +232,7 @@ def _bind_backends(
         extend, decode = assembly.attention["extend"], assembly.attention["decode"]
         pairs.append((made[extend.target], made[decode.target]))
     bind_kv(model, pool, pairs)
-    return [backend for pair in pairs for backend in pair]
+    return pairs
 
 
 def _executor(
@@ -235,9 +241,10 @@ def _executor(
     model: CausalLM,
     pool: KVPool,
     kernels: KernelRegistry,
-    backends: Sequence[AttentionBackend],
+    backends: Sequence[tuple[AttentionBackend, AttentionBackend]],
     plan_shape: SchedulerConfig,
 ) -> ModelExecutor:
+    """The executor, warmed up and with its graphs captured where the platform queues its work."""
     config = assembly.config
     vocab_size = _vocab_size(assembly)
     request = KernelRequest(
@@ -246,20 +253,45 @@ def _executor(
         dtype=short_name(dtype_from_name(config.dtype)),
         shape={"vocab_size": vocab_size},
     )
-    state = SlotSampling(max_slots=_set(config.max_num_seqs), vocab_size=vocab_size, device=platform.device)
+    argmax = kernels.select(request)
+    max_rows, max_model_len = _set(config.max_num_seqs), _set(config.max_model_len)
+    state = SlotSampling(max_slots=max_rows, vocab_size=vocab_size, device=platform.device)
     # A row may hold a page more than its length needs: the step that reaches the limit is planned with room to spare.
-    columns = [-(-_set(config.max_model_len) // size) + 1 for size in pool.page_sizes]
-    return ModelExecutor(
+    columns = [-(-max_model_len // size) + 1 for size in pool.page_sizes]
+    tables = PageTables(max_slots=max_rows, max_pages=columns, device=platform.device)
+    executor = ModelExecutor(
         model=model,
-        forward=eager(model, backends),
-        sampler=Sampler(state, kernels.select(request)),
+        forward=eager(model, [backend for pair in backends for backend in pair]),
+        sampler=Sampler(state, argmax),
         state=state,
-        tables=PageTables(max_slots=_set(config.max_num_seqs), max_pages=columns, device=platform.device),
+        tables=tables,
         page_sizes=pool.page_sizes,
-        max_rows=_set(config.max_num_seqs),
+        max_rows=max_rows,
         max_tokens=plan_shape.max_step_tokens,
         device=platform.device,
     )
+    if platform.asynchronous:
+        warm_up(executor, max_rows=max_rows, max_tokens=plan_shape.max_step_tokens, max_model_len=max_model_len)
+    decoders = [decode for _, decode in backends]
+    if platform.supports_graphs and not config.enforce_eager and all(decode.graph_variants for decode in decoders):
+        graphs = DecodeGraphs(
+            model=model,
+            backends=decoders,
+            argmax=argmax,
+            tables=tables,
+            page_sizes=pool.page_sizes,
+            last_tokens=executor.last_tokens,
+            sizes=capture_sizes(max_rows, config.cudagraph_capture_sizes),
+            vocab_size=vocab_size,
+            dtype=dtype_from_name(config.dtype),
+            max_seq_len=max_model_len,
+        )
+        began_s = time.monotonic()
+        with platform.allocate("graphs"):
+            graphs.capture(platform.capture_graph)
+        executor.use_graphs(graphs)
+        _log.info("Captured %d decode graphs in %.1f s", graphs.count, time.monotonic() - began_s)
+    return executor
 
 
 def _info(assembly: Assembly, rank: Rank) -> EngineInfo:

@@ -23,16 +23,19 @@ class SlotOwner(Protocol):
 
 
 def dummy_weights(model: torch.nn.Module, *, seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """A checkpoint for ``model``: normal(0, 0.02) fp32 for each slot, scales around 1.
+    """A checkpoint for ``model``: normal(0, 0.02) fp32 for each slot, scales around 1, drawn where the model's parameters live.
 
-    Every tensor has a generator of its own, seeded by its name, so that it does not depend on what else there is or on the rank's share.
+    Every tensor has a generator of its own, seeded by its name, so that it does not depend on what else there is or on the rank's share. Kinds of device
+    draw different numbers.
     """
+    first = next(model.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
     for module in model.modules():
         slots = getattr(module, "weight_slots", None)
         if slots is None:
             continue
         for slot in slots():
             digest = hashlib.sha256(f"{seed}:{slot.name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-            tensor = torch.randn(slot.shape, generator=generator) * _SPREAD
-            yield slot.name, tensor + 1.0 if slot.ones else tensor
+            generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+            tensor = torch.randn(slot.shape, generator=generator, device=device).mul_(_SPREAD)
+            yield slot.name, tensor.add_(1.0) if slot.ones else tensor

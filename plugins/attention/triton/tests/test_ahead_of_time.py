@@ -13,7 +13,7 @@ TARGETS = {
     "gfx950": GPUTarget("hip", "gfx950", 64),
 }
 STRIDES = dict.fromkeys(("table_stride", "s_page", "s_pos", "s_head", "v_page", "v_pos", "v_head"), "i32")
-SHAPE = {"G": 4, "D": 128, "DV": 128, "PAGE": 64, "BN": 64, "BD": 128, "BDV": 128, "SOFTCAP": False}
+SHAPE = {"G": 4, "D": 128, "DV": 128, "PAGE": 64, "BN": 64, "BD": 128, "BDV": 128, "SOFTCAP": False, "IN_PAGE": True}
 DECODE = (
     decode.decode_items,
     {
@@ -25,7 +25,7 @@ DECODE = (
 KERNELS = {
     "own": (*DECODE, {**SHAPE, "W": 1, "BM": 16, "SINKS": False, "WINDOW": False}),
     "shared": (*DECODE, {**SHAPE, "W": 1, "BM": 64, "SINKS": False, "WINDOW": False}),
-    "window and sinks": (*DECODE, {**SHAPE, "W": 2, "BM": 16, "SINKS": True, "WINDOW": True}),
+    "window and sinks": (*DECODE, {**SHAPE, "W": 2, "BM": 16, "SINKS": True, "WINDOW": True, "IN_PAGE": False}),
     "merge": (
         decode.merge_parts,
         {
@@ -40,7 +40,7 @@ KERNELS = {
             "q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "table_ptr": "*i32", "seq_ptr": "*i32", "start_ptr": "*i32", "block_ptr": "*i32",
             "out_ptr": "*bf16", "sink_ptr": "*fp32", "q_heads": "i32", **STRIDES, "scale": "fp32", "softcap": "fp32", "window": "i32",
         },
-        {**SHAPE, "BM": 64, "SINKS": False, "WINDOW": False},
+        {**SHAPE, "BM": 128, "SINKS": False, "WINDOW": False},
     ),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenspeed.errors import PluginError
 from tokenspeed.interfaces.platform import Platform, PlatformContext, PlatformDefaults
@@ -27,7 +27,8 @@ class CudaPlatform(Platform):
 
     def __init__(self, ctx: PlatformContext) -> None:
         super().__init__(ctx)
-        self._graph_pool: object | None = None
+        self._graph_pool: Any = None
+        self._capture_stream: torch.cuda.Stream | None = None
 
     @functools.cached_property
     def _gpu(self) -> Gpu:
@@ -110,14 +111,24 @@ class CudaPlatform(Platform):
         return True
 
     def capture_graph(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Capture ``run`` (warmed up by the caller) and return its replay. All graphs of the rank share one memory pool."""
+        """Warm ``run`` up, capture it and return its replay. All graphs of the rank share one memory pool and were captured on one stream."""
         import torch
 
-        graph = torch.cuda.CUDAGraph()
-        if self._graph_pool is None:
+        if self._capture_stream is None:
+            self._capture_stream = torch.cuda.Stream(self.device)
             self._graph_pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._graph_pool):
+        current, stream = torch.cuda.current_stream(self.device), self._capture_stream
+        graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(current)
+        # Not torch.cuda.graph(): it collects garbage and empties the allocator's cache for each capture, which takes longer than the capture.
+        with torch.cuda.stream(stream):
             run()
+            graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
+            try:
+                run()
+            finally:
+                graph.capture_end()
+        current.wait_stream(stream)
         return graph.replay
 
     def describe(self) -> str:

@@ -31,14 +31,24 @@ class TritonBackend(AttentionBackend):
             device=ctx.device,
             programs=2 * processors,
         )
-        self._block_rows = 64
+        self._block_rows = 128 if ctx.dtype.itemsize == 2 else 64
         self._blocks = Staged(ctx.max_tokens // self._block_rows + ctx.max_rows + 1, 2, device=ctx.device)
         self._block_count = 0
 
     @property
+    def graph_variants(self) -> tuple[int, ...]:
+        """0: every row in one piece; 1: pieces and their merge; 3: the shared-prefix pass too."""
+        return (0, 1, 3)
+
+    @property
     def graph_variant(self) -> int:
-        """Launches that the prepared step needs: bit 0 a merge, bit 1 the shared-prefix pass. A captured graph serves one variant."""
-        return int(self._work.has_split) + 2 * int(self._work.has_shared)
+        """What the prepared step needs."""
+        return 3 if self._work.has_shared else int(self._work.has_split)
+
+    def init_capture_metadata(self, batch: ForwardBatch, variant: int) -> None:
+        """Plan rows of one token, then launch as ``variant`` does."""
+        self.init_forward_metadata(batch)
+        self._work.has_split, self._work.has_shared = bool(variant & 1), bool(variant & 2)
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
         """Plan the decode rows and list the query blocks of the extend rows."""
@@ -48,7 +58,9 @@ class TritonBackend(AttentionBackend):
             rows = np.repeat(np.arange(extends, dtype=np.int32), counts)
             first = (np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)) * self._block_rows
             self._block_count = rows.size
-            self._blocks.send(np.stack((rows, first), axis=1))
+            # The blocks with the most to read begin first, so that the short ones fill the gaps at the end.
+            order = np.argsort(-(host.context_lens[rows] + first), kind="stable")
+            self._blocks.send(np.stack((rows, first), axis=1)[order])
         if batch.num_rows > extends:
             intervals = host.prefix_intervals
             if extends and intervals.size:

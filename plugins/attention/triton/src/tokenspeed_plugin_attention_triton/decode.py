@@ -16,15 +16,15 @@ __all__ = ["ITEM_FIELDS", "decode_items", "merge_parts"]
 ITEM_FIELDS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["table_ptr", "seq_ptr", "item_ptr", "count_ptr"])
 def decode_items(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_ptr, item_ptr, count_ptr, parts_ptr, out_ptr, acc_ptr, ml_ptr, sink_ptr,
     q_heads, kv_heads, table_stride, s_page, s_pos, s_head, v_page, v_pos, v_head, scale, softcap, window,
     W: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, IN_PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Persistent programs walk over (item, kv head); BM >= rows * W * G of every item."""
+    """Persistent programs walk over (item, kv head); BM >= rows * W * G of every item. IN_PAGE: BN divides PAGE, so a block lies in one page."""
     LOG2E: tl.constexpr = 1.4426950408889634
     items = tl.load(count_ptr)
     d = tl.arange(0, BD)
@@ -59,17 +59,19 @@ def decode_items(
         for start in range(kv_begin, kv_end, BN):
             pos = start + tl.arange(0, BN)
             there = pos < kv_end
-            page = tl.load(table_ptr + table_row.to(tl.int64) * table_stride + pos // PAGE, mask=there, other=0).to(tl.int64)
-            k = tl.load(
-                k_ptr + page[None, :] * s_page + (pos % PAGE)[None, :] * s_pos + head * s_head + d[:, None],
-                mask=there[None, :] & (d < D)[:, None],
-                other=0.0,
-            )
-            v = tl.load(
-                v_ptr + page[:, None] * v_page + (pos % PAGE)[:, None] * v_pos + head * v_head + dv[None, :],
-                mask=there[:, None] & (dv < DV)[None, :],
-                other=0.0,
-            )
+            if IN_PAGE:
+                one = tl.load(table_ptr + table_row.to(tl.int64) * table_stride + start // PAGE).to(tl.int64)
+                inner = start % PAGE + tl.arange(0, BN)
+                k_at = k_ptr + one * s_page + head * s_head + inner[None, :] * s_pos + d[:, None]
+                v_at = v_ptr + one * v_page + head * v_head + inner[:, None] * v_pos + dv[None, :]
+                # Scores past the end are dropped below, whatever the keys hold there; values are multiplied by 0, which NaN survives.
+                k = tl.load(k_at) if BD == D else tl.load(k_at, mask=(d < D)[:, None], other=0.0)
+            else:
+                page = tl.load(table_ptr + table_row.to(tl.int64) * table_stride + pos // PAGE, mask=there, other=0).to(tl.int64)
+                k_at = k_ptr + page[None, :] * s_page + (pos % PAGE)[None, :] * s_pos + head * s_head + d[:, None]
+                v_at = v_ptr + page[:, None] * v_page + (pos % PAGE)[:, None] * v_pos + head * v_head + dv[None, :]
+                k = tl.load(k_at, mask=there[None, :] & (d < D)[:, None], other=0.0)
+            v = tl.load(v_at, mask=there[:, None] & (dv < DV)[None, :], other=0.0)
             s = tl.dot(q, k.to(q.dtype)) * scale
             if SOFTCAP:
                 s = softcap * (2.0 * tl.sigmoid(2.0 * s / softcap) - 1.0)

@@ -19,6 +19,8 @@ OWN_TILE = 16
 SHARED_TILE = 64
 OWN_STAGES = 3
 SHARED_STAGES = 2
+EXTEND_KV = 64
+EXTEND_STAGES = 3
 
 
 def _strides(cache: torch.Tensor, layout: str) -> tuple[int, int, int]:
@@ -119,7 +121,7 @@ class DecodeWork:
         meta: dict[str, Any] = {
             "W": width, "G": group, "D": dim, "DV": v_dim, "PAGE": self.page_size, "BN": BLOCK_KV,
             "BD": triton.next_power_of_2(dim), "BDV": triton.next_power_of_2(v_dim),
-            "SOFTCAP": softcap > 0.0, "SINKS": sinks is not None, "WINDOW": window > 0,
+            "SOFTCAP": softcap > 0.0, "SINKS": sinks is not None, "WINDOW": window > 0, "IN_PAGE": self.page_size % BLOCK_KV == 0,
         }  # fmt: skip
         sink = sinks if sinks is not None else self.max_sum
         for items, index, tile, warps, stages in (
@@ -163,12 +165,12 @@ def run_extend(
     tokens, heads, dim = q.shape
     v_dim = v.shape[-1]
     out = torch.empty((tokens, heads, v_dim), dtype=q.dtype, device=q.device)
-    extend_blocks[(blocks.shape[0], heads)](
+    extend_blocks[(heads, blocks.shape[0])](
         q, k, v, page_table, seq_lens, query_start, blocks, out, sinks if sinks is not None else out,
         heads, page_table.stride(0), *_strides(k, layout), *_strides(v, layout), scale, softcap, window,
-        G=heads // kv_heads, D=dim, DV=v_dim, PAGE=page_size, BM=block_rows, BN=64,
+        G=heads // kv_heads, D=dim, DV=v_dim, PAGE=page_size, BM=block_rows, BN=EXTEND_KV,
         BD=triton.next_power_of_2(dim), BDV=triton.next_power_of_2(v_dim),
-        SOFTCAP=softcap > 0.0, SINKS=sinks is not None, WINDOW=window > 0,
-        num_warps=4 if block_rows <= 64 else 8, num_stages=2,
+        SOFTCAP=softcap > 0.0, SINKS=sinks is not None, WINDOW=window > 0, IN_PAGE=page_size % EXTEND_KV == 0,
+        num_warps=4 if block_rows <= 64 else 8, num_stages=EXTEND_STAGES if q.element_size() == 2 else 2,
     )  # fmt: skip
     return out

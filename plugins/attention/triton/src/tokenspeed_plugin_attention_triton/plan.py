@@ -12,6 +12,9 @@ import numpy as np
 
 __all__ = ["DecodePlan", "plan_decode"]
 
+_START_COST = 1.5
+_MERGE_COST = 2.0
+
 
 @dataclass(frozen=True)
 class DecodePlan:
@@ -46,6 +49,22 @@ def _stretches(begin: np.ndarray, end: np.ndarray, chunk: int, block: int) -> tu
     number = np.arange(owner.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     first = begin[owner] + number * size[owner]
     return owner, number, first, np.minimum(first + size[owner], end[owner])
+
+
+def _piece_blocks(blocks: np.ndarray, kv_heads: int, programs: int) -> int:
+    """Blocks of the longest piece, chosen so that the device is done first.
+
+    Pieces are dealt out to ``programs`` in turn, one program a KV head. A piece costs its blocks and a start; a step with any stretch in pieces costs a
+    merge. The costs are in units of the time a program takes for a block when all of them read.
+    """
+    longest = max(1, int(blocks.max(initial=1)))
+    sizes = np.unique(-(-longest // np.arange(1, max(2, 2 * programs // kv_heads) + 1)))
+    pieces = np.maximum(-(-blocks[:, None] // sizes[None, :]), 1)
+    counts = pieces.sum(axis=0)
+    mean = blocks.sum() / counts
+    rounds = -(-counts * kv_heads // programs)
+    cost = np.maximum(rounds * (mean + _START_COST), sizes + _START_COST) + np.where(sizes < longest, _MERGE_COST, 0.0)
+    return int(sizes[int(np.argmin(cost))])
 
 
 def plan_decode(
@@ -85,10 +104,10 @@ def plan_decode(
             continue
         kept.append((row_begin, row_end, begin, end))
         own_begin[row_begin:row_end] = end
-    shared_tokens = sum((end - begin) * -(-(b - a) // rows_per_item) for a, b, begin, end in kept)
-    total = shared_tokens + int((seq_lens - own_begin).sum())
-    chunk = max(block, -(-total * kv_heads // (2 * programs)))
-    chunk = -(-chunk // block) * block
+    lengths = np.concatenate(
+        [seq_lens - own_begin] + [np.full(-(-(b - a) // rows_per_item), end - begin) for a, b, begin, end in kept]
+    )
+    chunk = block * _piece_blocks(-(-lengths // block), kv_heads, programs)
     while True:
         plan = _build(seq_lens, own_begin, kept, width, rows_per_item, chunk, block)
         if plan.entries <= max_entries or chunk >= int(seq_lens.max(initial=1)):
@@ -128,6 +147,7 @@ def _build(
     for at, n, part, base in places:
         part_table[at : at + n, part] = base + np.arange(n) * width
     part_table[owner, before[owner] + number] = own[:, 5]
+    own = own[np.argsort(first - last, kind="stable")]  # longest first: what is dealt out last evens out the loads
     return DecodePlan(
         own=own,
         shared=np.array(shared, dtype=np.int32).reshape(-1, 8),
