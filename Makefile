@@ -25,8 +25,8 @@ PLUGIN_PACKAGES := $(filter-out %.egg-info %.so,$(wildcard $(addsuffix /*,$(PLUG
 EMPTY :=
 SPACE := $(EMPTY) $(EMPTY)
 # What a compiled package is made of: its stamp is older than any of these, then it is built again.
-CORE_FILES := core/pyproject.toml $(shell find core -name CMakeLists.txt -o -path 'core/csrc/*' -type f 2>/dev/null)
-PLUGIN_FILES := $(addsuffix /pyproject.toml,$(PLUGINS)) $(shell find plugins -name CMakeLists.txt -o -path '*/csrc/*' -type f 2>/dev/null)
+CORE_FILES := core/pyproject.toml core/CMakeLists.txt $(shell find core/csrc -type f)
+PLUGIN_FILES := $(addsuffix /pyproject.toml,$(PLUGINS)) $(wildcard $(addsuffix /CMakeLists.txt,$(PLUGINS))) $(shell find $(wildcard $(addsuffix /csrc,$(PLUGINS))) /dev/null -type f)
 
 help: ## List the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
@@ -54,9 +54,12 @@ $(STAMPS)/core: $(STAMPS)/build-tools $(CORE_FILES)
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-build-isolation -e 'core[testing]'
 	@touch $@
 
+# Plugin folders with a file newer than the stamp; all of them the first time.
+CHANGED = $(foreach folder,$(PLUGINS),$(if $(filter $(folder)/%,$?),$(folder)))
+
 $(STAMPS)/plugins: $(STAMPS)/core $(PLUGIN_FILES)
-	@echo "$(words $(PLUGINS)) plugins ..."
-	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-build-isolation $(addprefix -e ,$(PLUGINS))
+	@$(if $(CHANGED),echo "plugins: $(notdir $(CHANGED)) ...")
+	@$(if $(CHANGED),CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-build-isolation $(addprefix -e ,$(CHANGED)))
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/plugins requirements/dev.txt
