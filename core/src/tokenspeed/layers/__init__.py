@@ -1,9 +1,10 @@
-"""What models are made of. Models reach these through ``interfaces.model.ModelContext``; only ``RopeConfig`` and helpers are named directly."""
+"""What models are made of. Models reach these through ``interfaces.model.ModelContext``; only ``RopeConfig``, the dense decoder and helpers are named directly."""
 
 from __future__ import annotations
 
+from tokenspeed.layers.dense import DenseCausalLM, DenseShape
 from tokenspeed.layers.loading import check_complete, load_weights
 from tokenspeed.layers.parallel import HeadShard, shard_heads
 from tokenspeed.layers.rotary import RopeConfig
 
-__all__ = ["HeadShard", "RopeConfig", "check_complete", "load_weights", "shard_heads"]
+__all__ = ["DenseCausalLM", "DenseShape", "HeadShard", "RopeConfig", "check_complete", "load_weights", "shard_heads"]

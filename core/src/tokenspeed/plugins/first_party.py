@@ -15,6 +15,7 @@ _NAMES = (
     "kernels-cpu",
     "kernels-triton",
     "models-llama",
+    "models-qwen3",
     "parsers-base",
     "parsers-deepseek",
     "parsers-glm",
