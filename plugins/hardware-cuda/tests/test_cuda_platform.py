@@ -4,10 +4,11 @@ import subprocess
 import sys
 
 import pytest
-from tokenspeed.errors import PluginError
-from tokenspeed.interfaces.platform import PlatformContext
 from tokenspeed_plugin_hardware_cuda import doctor, nvml, platform
 from tokenspeed_plugin_hardware_cuda.nvml import Gpu, NvmlError, detect, visible
+
+from tokenspeed.errors import PluginError
+from tokenspeed.interfaces.platform import PlatformContext
 
 A = Gpu("NVIDIA H200", "GPU-aaaa", (9, 0), 150 * 2**30)
 B = Gpu("NVIDIA B200", "GPU-bbbb", (10, 0), 180 * 2**30)

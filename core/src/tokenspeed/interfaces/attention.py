@@ -32,7 +32,8 @@ class AttentionContext:
         layout: the layout of the pages it will see.
         page_size: tokens in a page.
         dtype: element type of queries; ``kv_dtype`` of the cache.
-        max_rows: rows in a step at most; ``max_width`` query tokens of a decode row at most; ``max_tokens`` query tokens at most; ``max_model_len`` tokens of context at most.
+        max_rows: rows in a step at most; ``max_width`` query tokens of a decode row at most; ``max_tokens`` query tokens of a step at most.
+        max_model_len: tokens of context at most.
         select_kernel: resolves a kernel of family ``attention``; raises ``PluginError`` with every candidate's reason when none fits.
         options: options of the plugin that contributes the backend.
     """

@@ -70,8 +70,10 @@ class Platform(ABC):
 
     @abstractmethod
     def preferences(self, kind: str) -> tuple[str, ...]:
-        """Names of kind ``kind`` in this platform's order; unlisted ones follow by priority. Attention is asked for by phase first (``attention_backend.extend``,
-        ``attention_backend.decode``), then as ``attention_backend``."""
+        """Names of kind ``kind`` in this platform's order; unlisted ones follow by priority.
+
+        Attention is asked for by phase first (``attention_backend.extend``, ``attention_backend.decode``), then as ``attention_backend``.
+        """
 
     @abstractmethod
     def init_process(self) -> None:
@@ -108,7 +110,8 @@ class Platform(ABC):
 
     def capture_graph(self, run: Callable[[], None]) -> Callable[[], None]:
         """Record the device work of ``run``, which must always do the same on the same memory, and return a function that queues it again. ``run`` is called
-        more than once. Graphs share their scratch memory: of what a replay computes, only what ``run`` wrote to memory from outside survives the next replay."""
+        more than once. Graphs share their scratch memory: of what a replay computes, only
+        what ``run`` wrote to memory from outside survives the next replay."""
         raise NotImplementedError(f"platform {self.name} captures no graphs")
 
     @property

@@ -15,7 +15,14 @@ from tokenspeed.messages.from_engine import (
     TokenLogprobs,
     TokenOutput,
 )
-from tokenspeed.messages.to_engine import AbortRequest, ControlRequest, GenerateRequest, SamplingParams, StopRequest, ToEngine
+from tokenspeed.messages.to_engine import (
+    AbortRequest,
+    ControlRequest,
+    GenerateRequest,
+    SamplingParams,
+    StopRequest,
+    ToEngine,
+)
 
 __all__ = [
     "AbortRequest",

@@ -40,7 +40,7 @@ def graph_time(calls, reps=7):
     return best
 
 
-def reference(q, k, v, table, lens, page):
+def reference(q, k, v, table, lens):
     out = torch.empty_like(q)
     for r in range(q.shape[0]):
         n = lens[r]
@@ -67,14 +67,21 @@ def main():
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     settings = [(64, 2, 3, 64, 2)]
     if a.sweep:
-        settings = [(bn, mult, st, tile, sst) for bn, (mult, st), (tile, sst) in itertools.product(
-            (64, 128), ((1, 4), (2, 2), (2, 3), (3, 2), (4, 2)), ((64, 2), (128, 2)))]
+        settings = [
+            (bn, mult, st, tile, sst)
+            for bn, (mult, st), (tile, sst) in itertools.product(
+                (64, 128), ((1, 4), (2, 2), (2, 3), (3, 2), (4, 2)), ((64, 2), (128, 2))
+            )
+        ]
     pool_pages = 0
     for rows, shared, own in cases:
         pool_pages = max(pool_pages, shared // page + rows * (-(-own // page) + 1))
     layers = 4
     caches = [
-        (torch.randn(pool_pages, HK, page, D, dtype=torch.bfloat16, device=dev), torch.randn(pool_pages, HK, page, D, dtype=torch.bfloat16, device=dev))
+        (
+            torch.randn(pool_pages, HK, page, D, dtype=torch.bfloat16, device=dev),
+            torch.randn(pool_pages, HK, page, D, dtype=torch.bfloat16, device=dev),
+        )
         for _ in range(layers)
     ]
     for rows, shared, own in cases:
@@ -88,32 +95,45 @@ def main():
         q = torch.randn(rows, HQ, D, dtype=torch.bfloat16, device=dev)
         floor = (shared + rows * own) * HK * D * 4
         results = []
-        for mode in (["flat", "shared"] if shared else ["flat"]):
+        for mode in ["flat", "shared"] if shared else ["flat"]:
             for bn, mult, st, tile, sst in settings:
                 kernels.BLOCK_KV, kernels.SHARED_TILE = bn, tile
                 kernels.OWN_STAGES, kernels.SHARED_STAGES = st, sst
-                work = DecodeWork(max_rows=256, max_width=1, q_heads=HQ, kv_heads=HK, v_dim=D, page_size=page, device=dev, programs=sms * mult)
+                work = DecodeWork(
+                    max_rows=256,
+                    max_width=1,
+                    q_heads=HQ,
+                    kv_heads=HK,
+                    v_dim=D,
+                    page_size=page,
+                    device=dev,
+                    programs=sms * mult,
+                )
                 iv = np.array([[0, rows, 0, shared // page]] if mode == "shared" else [], dtype=np.int32).reshape(-1, 4)
                 work.prepare(lens, iv, 1)
                 try:
                     out = work.run(q, *caches[0], t_table, t_lens, width=1, scale=D**-0.5, layout="HND")
                     if (rows, shared) in ((1, 0), (8, 0), (16, 8192)) and own < 40000:
-                        ref = reference(q, *caches[0], t_table, lens, page)
+                        ref = reference(q, *caches[0], t_table, lens)
                         err = (out.float() - ref.float()).abs().max().item()
                         if err > 2e-2:
                             print("WRONG", mode, bn, mult, st, tile, err)
                     calls = [
-                        (lambda c=c: work.run(q, *c, t_table, t_lens, width=1, scale=D**-0.5, layout="HND")) for c in caches
+                        (lambda c=c: work.run(q, *c, t_table, t_lens, width=1, scale=D**-0.5, layout="HND"))
+                        for c in caches
                     ] * 2
                     us = graph_time(calls)
-                except Exception as e:  # noqa: BLE001
+                except Exception as e:
                     print("fail", bn, mult, st, tile, str(e)[:80])
                     continue
                 results.append((us, mode, (bn, mult, st, tile, sst), work.has_split))
         for mode in ("flat", "shared"):
             for us, _, cfg, split in sorted(r for r in results if r[1] == mode)[:4]:
                 nbytes = floor if mode == "shared" else rows * (shared + own) * HK * D * 4
-                print(f"rows {rows} shared {shared} own {own} {mode}: {us:.1f} us, {nbytes / us * 1e-6:.2f} TB/s, split {split}, {cfg}", flush=True)
+                print(
+                    f"rows {rows} shared {shared} own {own} {mode}: {us:.1f} us, {nbytes / us * 1e-6:.2f} TB/s, split {split}, {cfg}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -15,12 +15,18 @@ def findings() -> list[DoctorFinding]:
     try:
         gpus = query()
     except NvmlError as error:
-        return [DoctorFinding(status="warning", what=str(error), advice="install the NVIDIA driver, or serve with --device cpu")]
+        return [
+            DoctorFinding(
+                status="warning", what=str(error), advice="install the NVIDIA driver, or serve with --device cpu"
+            )
+        ]
     found = []
     seen = visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not seen:
         found.append(
-            DoctorFinding(status="warning", what=f"none of {len(gpus)} devices is visible", advice="check CUDA_VISIBLE_DEVICES")
+            DoctorFinding(
+                status="warning", what=f"none of {len(gpus)} devices is visible", advice="check CUDA_VISIBLE_DEVICES"
+            )
         )
     for gpu in seen:
         new_enough = gpu.capability >= MINIMUM
@@ -35,7 +41,11 @@ def findings() -> list[DoctorFinding]:
 
     if torch.version.cuda is None:
         found.append(
-            DoctorFinding(status="error", what=f"torch {torch.__version__} is built without CUDA", advice="install a CUDA build of torch")
+            DoctorFinding(
+                status="error",
+                what=f"torch {torch.__version__} is built without CUDA",
+                advice="install a CUDA build of torch",
+            )
         )
     else:
         found.append(DoctorFinding(status="ok", what=f"torch {torch.__version__}, CUDA {torch.version.cuda}"))

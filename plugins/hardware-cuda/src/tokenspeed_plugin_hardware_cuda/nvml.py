@@ -50,7 +50,9 @@ def query() -> list[Gpu]:
     def call(name: str, *args: object) -> None:
         code = getattr(lib, name)(*args)
         if code:
-            raise NvmlError(f"the NVIDIA driver answers {name} with error {code}; is the kernel module loaded (nvidia-smi)?")
+            raise NvmlError(
+                f"the NVIDIA driver answers {name} with error {code}; is the kernel module loaded (nvidia-smi)?"
+            )
 
     call("nvmlInit_v2")
     try:
@@ -74,7 +76,10 @@ def query() -> list[Gpu]:
 
 
 def visible(gpus: list[Gpu], setting: str | None) -> list[Gpu]:
-    """The devices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order: indices or UUID prefixes; what follows an unknown entry is dropped, as the driver does."""
+    """The devices that ``CUDA_VISIBLE_DEVICES`` leaves, in its order: indices or UUID prefixes.
+
+    What follows an unknown entry is dropped, as the driver does.
+    """
     if setting is None:
         return gpus
     chosen = []

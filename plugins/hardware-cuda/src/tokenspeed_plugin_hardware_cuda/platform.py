@@ -34,7 +34,9 @@ class CudaPlatform(Platform):
     def _gpu(self) -> Gpu:
         gpus = visible(query(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         if self.ctx.local_rank >= len(gpus):
-            raise PluginError(f"rank {self.ctx.local_rank} of this host has no GPU: {len(gpus)} visible (CUDA_VISIBLE_DEVICES)")
+            raise PluginError(
+                f"rank {self.ctx.local_rank} of this host has no GPU: {len(gpus)} visible (CUDA_VISIBLE_DEVICES)"
+            )
         return gpus[self.ctx.local_rank]
 
     @property
@@ -67,7 +69,9 @@ class CudaPlatform(Platform):
         import torch
 
         if torch.version.cuda is None:
-            raise PluginError(f"torch {torch.__version__} is built without CUDA; install a CUDA build, or serve with --device cpu")
+            raise PluginError(
+                f"torch {torch.__version__} is built without CUDA; install a CUDA build, or serve with --device cpu"
+            )
         torch.cuda.set_device(self.device)
         # fp32 products stay fp32: the tensor cores' shortened mantissa is a choice for the user, not for a library default.
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -18,7 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from tokenspeed_plugin_kernels_triton.gemm import SmallGemm
 from tokenspeed_plugin_kernels_triton.tuning import GemmConfig
 
-SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288), "head": (151936, 4096)}
+SHAPES = {
+    "qkv": (6144, 4096),
+    "o": (4096, 4096),
+    "gate_up": (24576, 4096),
+    "down": (4096, 12288),
+    "head": (151936, 4096),
+}
 
 
 def graph_time(calls, reps=5):
@@ -91,14 +97,17 @@ def main():
                         print("WRONG", cfg, name, (out.float() - ref.float()).abs().max().item())
                         continue
                     t = graph_time([lambda w=w: gemm(x, w, config=cfg) for w in weights[name]], reps=3)
-                except Exception as e:  # noqa: BLE001 - a configuration that does not fit the device is reported, not fatal
+                except Exception as e:
                     print("fail", cfg, name, str(e)[:100])
                     break
                 results.setdefault(f"{m}.{name}", []).append((round(t, 2), cfg.__dict__))
         for name, (n, k) in SHAPES.items():
             top = sorted(results.get(f"{m}.{name}", []), key=lambda r: r[0])[:4]
             for t, c in top:
-                print(f"m={m} {name} {t:.1f} us {n * k * 2 / t * 1e-6:.2f} TB/s (cublas {best[name][0]:.1f}) {c}", flush=True)
+                print(
+                    f"m={m} {name} {t:.1f} us {n * k * 2 / t * 1e-6:.2f} TB/s (cublas {best[name][0]:.1f}) {c}",
+                    flush=True,
+                )
     if a.out:
         Path(a.out).write_text(json.dumps({k: sorted(v, key=lambda r: r[0])[:10] for k, v in results.items()}))
 

@@ -26,7 +26,9 @@ class FlashInferBackend(AttentionBackend):
     def __init__(self, ctx: AttentionContext) -> None:
         super().__init__(ctx)
         if ctx.max_width > 1:
-            raise PluginError("attention backend flashinfer decodes one token a row; use --decode-attention-backend triton")
+            raise PluginError(
+                "attention backend flashinfer decodes one token a row; use --decode-attention-backend triton"
+            )
         workspace = torch.empty(int(ctx.options.get("workspace_mb", 256)) * 2**20, dtype=torch.uint8, device=ctx.device)
         layout = ctx.layout.value
         self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, layout)

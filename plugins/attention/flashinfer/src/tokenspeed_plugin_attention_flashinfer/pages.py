@@ -11,7 +11,13 @@ __all__ = ["PageList", "page_list"]
 
 @dataclass(frozen=True)
 class PageList:
-    """All int32: ``indptr`` (rows + 1) first entry of each row; ``gather`` (entries) index into the flattened page table; ``last`` (rows) tokens on the last page."""
+    """All int32.
+
+    Attributes:
+        indptr: (rows + 1) first entry of each row.
+        gather: (entries) index into the flattened page table.
+        last: (rows) tokens on the last page.
+    """
 
     indptr: np.ndarray
     gather: np.ndarray

@@ -32,6 +32,10 @@ def tokenspeed_options() -> list[OptionSpec]:
     """Workspace size."""
     return [
         OptionSpec(
-            name="workspace_mb", type=int, default=256, minimum=32, help="scratch memory in MiB for split-KV partial results"
+            name="workspace_mb",
+            type=int,
+            default=256,
+            minimum=32,
+            help="scratch memory in MiB for split-KV partial results",
         )
     ]

@@ -45,7 +45,9 @@ def decode_items(
         q_head = head * G + m % G
         live = m < rows * W * G
         q = tl.load(
-            q_ptr + (token[:, None].to(tl.int64) * q_heads + q_head[:, None]) * D + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0
+            q_ptr + (token[:, None].to(tl.int64) * q_heads + q_head[:, None]) * D + d[None, :],
+            mask=live[:, None] & (d < D)[None, :],
+            other=0.0,
         )
         # Exclusive end of what each query token may see: its own position is the last.
         limit = tl.load(seq_ptr + row, mask=live, other=0) - W + (m // G) % W + 1
@@ -67,7 +69,9 @@ def decode_items(
                 # Scores past the end are dropped below, whatever the keys hold there; values are multiplied by 0, which NaN survives.
                 k = tl.load(k_at) if BD == D else tl.load(k_at, mask=(d < D)[:, None], other=0.0)
             else:
-                page = tl.load(table_ptr + table_row.to(tl.int64) * table_stride + pos // PAGE, mask=there, other=0).to(tl.int64)
+                page = tl.load(table_ptr + table_row.to(tl.int64) * table_stride + pos // PAGE, mask=there, other=0).to(
+                    tl.int64
+                )
                 k_at = k_ptr + page[None, :] * s_page + (pos % PAGE)[None, :] * s_pos + head * s_head + d[:, None]
                 v_at = v_ptr + page[:, None] * v_page + (pos % PAGE)[:, None] * v_pos + head * v_head + dv[None, :]
                 k = tl.load(k_at, mask=there[None, :] & (d < D)[:, None], other=0.0)
@@ -98,7 +102,9 @@ def decode_items(
             final = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         o_row = token.to(tl.int64) * q_heads + q_head
         tl.store(
-            out_ptr + o_row[:, None] * DV + dv[None, :], final.to(out_ptr.dtype.element_ty), mask=(live & single)[:, None] & (dv < DV)[None, :]
+            out_ptr + o_row[:, None] * DV + dv[None, :],
+            final.to(out_ptr.dtype.element_ty),
+            mask=(live & single)[:, None] & (dv < DV)[None, :],
         )
         split = live & (single == 0)
         part = (part_base + token - row_begin * W).to(tl.int64) * q_heads + q_head

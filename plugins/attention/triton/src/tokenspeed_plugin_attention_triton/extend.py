@@ -96,4 +96,8 @@ def extend_blocks(
         acc = acc * (fade / (total * fade + tl.exp2(sink - whole)))[:, None]
     else:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out_ptr + q_row[:, None] * DV + dv[None, :], acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & (dv < DV)[None, :])
+    tl.store(
+        out_ptr + q_row[:, None] * DV + dv[None, :],
+        acc.to(out_ptr.dtype.element_ty),
+        mask=live[:, None] & (dv < DV)[None, :],
+    )

@@ -24,7 +24,11 @@ EXTEND_STAGES = 3
 
 
 def _strides(cache: torch.Tensor, layout: str) -> tuple[int, int, int]:
-    return (cache.stride(0), cache.stride(2), cache.stride(1)) if layout == "HND" else (cache.stride(0), cache.stride(1), cache.stride(2))
+    return (
+        (cache.stride(0), cache.stride(2), cache.stride(1))
+        if layout == "HND"
+        else (cache.stride(0), cache.stride(1), cache.stride(2))
+    )
 
 
 class Staged:
@@ -57,10 +61,27 @@ class DecodeWork:
     """
 
     def __init__(
-        self, *, max_rows: int, max_width: int, q_heads: int, kv_heads: int, v_dim: int, page_size: int, device: torch.device, programs: int
+        self,
+        *,
+        max_rows: int,
+        max_width: int,
+        q_heads: int,
+        kv_heads: int,
+        v_dim: int,
+        page_size: int,
+        device: torch.device,
+        programs: int,
     ) -> None:
-        self.q_heads, self.kv_heads, self.page_size, self.device, self.programs = q_heads, kv_heads, page_size, device, programs
-        self.max_entries = max_rows * max_width * 3 + 2 * programs * max_width * max(1, SHARED_TILE // (q_heads // kv_heads))
+        self.q_heads, self.kv_heads, self.page_size, self.device, self.programs = (
+            q_heads,
+            kv_heads,
+            page_size,
+            device,
+            programs,
+        )
+        self.max_entries = max_rows * max_width * 3 + 2 * programs * max_width * max(
+            1, SHARED_TILE // (q_heads // kv_heads)
+        )
         self.max_items = self.max_entries
         # A row has at most as many parts as make two rounds of work for every program, plus one a nested interval.
         self.max_parts = 2 * programs // kv_heads + 32

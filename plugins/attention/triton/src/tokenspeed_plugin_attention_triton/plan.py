@@ -40,10 +40,13 @@ class DecodePlan:
         return bool(self.parts.size) and int(self.parts.max()) > 1
 
 
-def _stretches(begin: np.ndarray, end: np.ndarray, chunk: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _stretches(
+    begin: np.ndarray, end: np.ndarray, chunk: int, block: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Cut [begin, end) into even pieces of at most ``chunk``, multiples of ``block``: (owner, piece number, piece begin, piece end), owners in order."""
     pieces = np.maximum(-(-(end - begin) // chunk), 1)
-    size = -(-(-(-(end - begin) // pieces)) // block) * block
+    even = -(-(end - begin) // pieces)
+    size = -(-even // block) * block
     pieces = -(-(end - begin) // np.maximum(size, 1))
     owner = np.repeat(np.arange(begin.size), pieces)
     number = np.arange(owner.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -116,7 +119,13 @@ def plan_decode(
 
 
 def _build(
-    seq_lens: np.ndarray, own_begin: np.ndarray, kept: list[tuple[int, int, int, int]], width: int, rows_per_item: int, chunk: int, block: int
+    seq_lens: np.ndarray,
+    own_begin: np.ndarray,
+    kept: list[tuple[int, int, int, int]],
+    width: int,
+    rows_per_item: int,
+    chunk: int,
+    block: int,
 ) -> DecodePlan:
     rows = seq_lens.size
     parts = np.zeros(rows, dtype=np.int32)

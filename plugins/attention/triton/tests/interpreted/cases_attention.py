@@ -18,11 +18,8 @@ def one_query(q, keys, values, limit, *, group, window, softcap, sinks):
             scores = softcap * torch.tanh(scores / softcap)
         if window:
             scores[: max(0, limit - window)] = -torch.inf
-        if sinks is not None:
-            weights = torch.softmax(torch.cat([scores, sinks[head : head + 1]]), 0)[:-1]
-        else:
-            weights = torch.softmax(scores, 0)
-        out[head] = weights @ values[:limit, head // group]
+        sink = torch.full((1,), -torch.inf) if sinks is None else sinks[head : head + 1]
+        out[head] = torch.softmax(torch.cat([scores, sink]), 0)[:-1] @ values[:limit, head // group]
     return out
 
 
@@ -61,7 +58,9 @@ class Case:
         )
         self.intervals = np.array(intervals, dtype=np.int32).reshape(-1, 4)
         shape = (
-            (PAGES, self.kv_heads, self.page, self.dim) if self.layout == "HND" else (PAGES, self.page, self.kv_heads, self.dim)
+            (PAGES, self.kv_heads, self.page, self.dim)
+            if self.layout == "HND"
+            else (PAGES, self.page, self.kv_heads, self.dim)
         )
         self.k, self.v = torch.randn(shape), torch.randn(shape)
         self.programs = int(rng.choice([2, 5, 8]))
@@ -160,7 +159,9 @@ def test_plan_covers_every_token_of_every_row_once_and_numbers_parts_in_order(se
     deeper = int(rng.integers(1, 30)) if intervals and cut > 1 else 0
     if deeper:
         intervals.append((0, cut, pages, deeper))
-    base = np.where(np.arange(rows) < cut, pages + deeper, pages) * page if intervals else np.zeros(rows, dtype=np.int64)
+    base = (
+        np.where(np.arange(rows) < cut, pages + deeper, pages) * page if intervals else np.zeros(rows, dtype=np.int64)
+    )
     lens = (base + rng.integers(width, 3000, rows)).astype(np.int32)
     plan = plan_decode(
         lens,

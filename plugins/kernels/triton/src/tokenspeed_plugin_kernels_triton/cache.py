@@ -31,7 +31,12 @@ def _write(
 
 
 def write(
-    k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slot_mapping: torch.Tensor, layout: str
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    layout: str,
 ) -> None:
     """k (T, Hk, D) and v (T, Hk, Dv), each with contiguous heads, go to the pages of ``slot_mapping`` (T); -1 writes nothing."""
     tokens, heads, dim = k.shape

@@ -27,7 +27,9 @@ def test_small_gemm_equals_linear_with_tails_splits_and_bias(m, n, k, config, bi
     x, w, b = torch.randn(m, k + 8)[:, :k], torch.randn(n, k), torch.randn(n) if bias else None
     gemm = SmallGemm(torch.device("cpu"), 1 << 16)
     for _ in range(2):  # the second call finds the counters as the first left them
-        torch.testing.assert_close(gemm(x, w, b, config=config), torch.nn.functional.linear(x, w, b), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            gemm(x, w, b, config=config), torch.nn.functional.linear(x, w, b), atol=1e-4, rtol=1e-4
+        )
 
 
 def rms(x, weight, eps):
@@ -82,7 +84,20 @@ def test_qkv_rope_write_rotates_normalises_and_writes_only_mapped_slots(interlea
     slots = torch.tensor([3, 17, -1, 63, 40])
     q_norm, k_norm = (torch.randn(dim), torch.randn(dim)) if normed else (None, None)
     q = rope.qkv_rope_write(
-        qkv, positions, cos_sin, q_heads, kv_heads, dim, k_cache, v_cache, slots, layout, q_norm, k_norm, 1e-6, interleaved
+        qkv,
+        positions,
+        cos_sin,
+        q_heads,
+        kv_heads,
+        dim,
+        k_cache,
+        v_cache,
+        slots,
+        layout,
+        q_norm,
+        k_norm,
+        1e-6,
+        interleaved,
     )
     qs, ks, vs = (t.view(tokens, -1, dim) for t in qkv.split([q_heads * dim, kv_heads * dim, kv_heads * dim], -1))
     if normed:
