@@ -133,14 +133,16 @@ class FollowerLoop:
         Raises:
             EngineError: a frame does not hold a plan; the ranks would drift apart.
         """
-        while True:
-            try:
-                step = unpack_plan(self._socket.recv())
-            except msgspec.DecodeError as error:
-                raise EngineError(f"rank 0 sent a frame that holds no plan: {error}") from error
-            if step is None:
-                self._on_end()
-                break
-            self._executor.execute(*step)
-        self._socket.close(0)
-        self._context.term()
+        try:
+            while (step := self._receive()) is not None:
+                self._executor.execute(*step)
+            self._on_end()
+        finally:
+            self._socket.close(0)
+            self._context.term()
+
+    def _receive(self) -> tuple[PlanArrays, list[SlotRequest]] | None:
+        try:
+            return unpack_plan(self._socket.recv())
+        except msgspec.DecodeError as error:
+            raise EngineError(f"rank 0 sent a frame that holds no plan: {error}") from error

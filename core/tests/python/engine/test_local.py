@@ -1,0 +1,61 @@
+"""The engine inside the calling process, with the built-in model and plugins alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenspeed.config import EngineConfig, ParallelConfig
+from tokenspeed.engine.assembly import assemble
+from tokenspeed.engine.local import LocalEngine
+from tokenspeed.errors import ConfigError
+from tokenspeed.messages import SamplingParams
+from tokenspeed.weights.describe import describe_model
+
+
+def engine(**settings: Any) -> LocalEngine:
+    config = EngineConfig(model="toy", plugins="none", num_threads=1, **settings)
+    return LocalEngine(assemble(config, describe_model("toy")))
+
+
+PROMPTS = [[1, 2, 3], list(range(50)), [9]]
+
+
+def test_prompts_run_together_as_they_run_alone() -> None:
+    local = engine(max_total_tokens=2048)
+    params = SamplingParams(8, temperature=0.9, seed=3, ignore_eos=True)
+    together = [[t for item in outputs for t in item.tokens] for outputs in local.generate(PROMPTS, params)]
+    alone = [[t for item in local.generate([prompt], params)[0] for t in item.tokens] for prompt in PROMPTS]
+    assert together == alone
+    assert [len(tokens) for tokens in together] == [8, 8, 8]
+
+
+def test_requests_can_be_stepped_stopped_and_aborted() -> None:
+    local = engine(max_total_tokens=2048)
+    params = SamplingParams(100, temperature=0.0, ignore_eos=True)
+    stopped, aborted = local.add_request(PROMPTS[0], params), local.add_request(PROMPTS[1], params)
+    ends = {}
+    for number in range(10):
+        if number == 3:
+            local.stop(stopped)
+            local.abort(aborted)
+        ends |= {item.rid: item.finish for item in local.step() if item.finish}
+    assert ends == {stopped: "stop", aborted: "abort"}
+    assert not local.busy
+    assert local.control("stats").result.running == 0
+
+
+def test_the_pool_has_the_size_that_was_asked_for() -> None:
+    local = engine(max_total_tokens=1000, block_size=16)
+    assert (local.info.kv_pages, local.info.page_size) == (63, 16)
+    by_bytes = engine(kv_cache_memory_bytes=local.info.kv_bytes)
+    assert by_bytes.info.kv_pages == 63
+    assert local.info.weight_bytes > 0
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
+        engine(kv_cache_memory_bytes=10)
+
+
+def test_several_ranks_do_not_fit_in_one_process() -> None:
+    with pytest.raises(ConfigError, match="tensor-parallel-size"):
+        engine(parallel=ParallelConfig(tensor_parallel_size=2, world_size=2))
