@@ -17,14 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tokenspeed_plugin_kernels_cpu.activation import Activation
-from tokenspeed_plugin_kernels_cpu.attention import Attention
-from tokenspeed_plugin_kernels_cpu.embedding import Embedding
-from tokenspeed_plugin_kernels_cpu.gemm import Gemm
-from tokenspeed_plugin_kernels_cpu.norm import Norm
-from tokenspeed_plugin_kernels_cpu.rope import Rope
 from tokenspeed_plugin_kernels_cpu.runtime import Runtime
-from tokenspeed_plugin_kernels_cpu.sampling import Sampling
 
 LAYERS, HIDDEN, Q_HEADS, KV_HEADS, HEAD_DIM, MLP, VOCAB = 30, 576, 9, 3, 64, 1536, 49152
 PAGE = 16
@@ -55,7 +48,6 @@ def pair(run: Callable[[], object], other: Callable[[], object], seconds: float)
 
 def bench_gemm(runtime: Runtime, dtype: torch.dtype, seconds: float) -> None:
     """Each run takes another weight, 300 MB apart in all, so that few rows read memory and not the cache, as a step does."""
-    gemm = Gemm(runtime)
     print(f"gemm {dtype}, per call: us, GFLOP/s, GB/s of weights; torch F.linear; ratio of speeds")
     for n, k in (*GEMM_SHAPES, (VOCAB, HIDDEN)):
         copies = max(1, 300_000_000 // (n * k * dtype.itemsize))
@@ -66,7 +58,7 @@ def bench_gemm(runtime: Runtime, dtype: torch.dtype, seconds: float) -> None:
 
             def ours(x: torch.Tensor = x, count: int = count) -> None:
                 for w in weights[:count]:
-                    gemm.linear(x, w)
+                    runtime.linear(x, w)
 
             def theirs(x: torch.Tensor = x, count: int = count) -> None:
                 for w in weights[:count]:
@@ -97,8 +89,9 @@ class Context:
 
 
 def bench_attention(runtime: Runtime, dtype: torch.dtype, seconds: float) -> None:
-    attention = Attention(runtime)
-    print(f"decode attention {dtype}, one layer: us, GB/s of keys and values (shared: per step as if each row read its own)")
+    print(
+        f"decode attention {dtype}, one layer: us, GB/s of keys and values (shared: per step as if each row read its own)"
+    )
     for rows, length in ((1, 128), (1, 1600), (8, 256), (8, 1600), (32, 256), (32, 1600)):
         context = Context.make(rows, length, dtype, 6)
         q = torch.randn(rows, Q_HEADS, HEAD_DIM).to(dtype)
@@ -107,25 +100,37 @@ def bench_attention(runtime: Runtime, dtype: torch.dtype, seconds: float) -> Non
         shared_table[:, :common] = shared_table[0, :common]
         intervals = torch.tensor([[0, rows, 0, common]], dtype=torch.int32)
 
-        def run(table: torch.Tensor, given: torch.Tensor | None, context: Context = context, q: torch.Tensor = q) -> None:
+        def run(
+            table: torch.Tensor, given: torch.Tensor | None, context: Context = context, q: torch.Tensor = q
+        ) -> None:
             for k, v in context.caches:
-                attention.decode(q, k, v, table, context.seq_lens, 1, 0.125, "HND", prefix_intervals=given)
+                runtime.decode(q, k, v, table, context.seq_lens, 1, 0.125, "HND", prefix_intervals=given)
 
         moved = 2 * rows * length * KV_HEADS * HEAD_DIM * dtype.itemsize
         plain = best(lambda: run(context.page_table, None), seconds) / 6
         shared = best(lambda: run(shared_table, intervals), seconds) / 6
-        print(f"  rows {rows:3d} context {length:5d}: {plain * 1e6:8.1f} us {moved / plain / 1e9:6.1f} GB/s | shared prefix {shared * 1e6:8.1f} us")
+        print(
+            f"  rows {rows:3d} context {length:5d}: {plain * 1e6:8.1f} us {moved / plain / 1e9:6.1f} GB/s | shared prefix {shared * 1e6:8.1f} us"
+        )
     print(f"extend attention {dtype}, one layer: us, GFLOP/s; torch SDPA on contiguous keys and values")
     for tokens, prefix in ((16, 1584), (128, 0), (256, 1344), (512, 0), (1024, 0)):
         context = Context.make(1, prefix + tokens, dtype, 1)
         q = torch.randn(tokens, Q_HEADS, HEAD_DIM).to(dtype)
         start = torch.tensor([0, tokens], dtype=torch.int32)
         k, v = context.caches[0]
-        flat_k, flat_v = (c.transpose(0, 1).reshape(1, KV_HEADS, -1, HEAD_DIM)[:, :, : prefix + tokens].contiguous() for c in (k, v))
+        flat_k, flat_v = (
+            c.transpose(0, 1).reshape(1, KV_HEADS, -1, HEAD_DIM)[:, :, : prefix + tokens].contiguous() for c in (k, v)
+        )
         mask = None if prefix == 0 else torch.ones(tokens, prefix + tokens, dtype=torch.bool).tril(prefix)
 
-        def ours(q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v, context: Context = context, start: torch.Tensor = start) -> None:
-            attention.extend(q, k, v, context.page_table, context.seq_lens, start, 0.125, "HND")
+        def ours(
+            q: torch.Tensor = q,
+            k: torch.Tensor = k,
+            v: torch.Tensor = v,
+            context: Context = context,
+            start: torch.Tensor = start,
+        ) -> None:
+            runtime.extend(q, k, v, context.page_table, context.seq_lens, start, 0.125, "HND")
 
         def theirs(
             q: torch.Tensor = q, k: torch.Tensor = flat_k, v: torch.Tensor = flat_v, mask: torch.Tensor | None = mask
@@ -134,16 +139,16 @@ def bench_attention(runtime: Runtime, dtype: torch.dtype, seconds: float) -> Non
 
         a, b = pair(ours, theirs, seconds)
         flop = 4 * Q_HEADS * HEAD_DIM * (tokens * prefix + tokens * (tokens + 1) // 2)
-        print(f"  tokens {tokens:5d} prefix {prefix:5d}: {a * 1e6:9.1f} us {flop / a / 1e9:7.1f} GFLOP/s | torch {b * 1e6:9.1f} us | {b / a:5.2f}x")
+        print(
+            f"  tokens {tokens:5d} prefix {prefix:5d}: {a * 1e6:9.1f} us {flop / a / 1e9:7.1f} GFLOP/s | torch {b * 1e6:9.1f} us | {b / a:5.2f}x"
+        )
 
 
 class Model:
     """A SmolLM2-135M step: random weights, the calls of the real one."""
 
     def __init__(self, runtime: Runtime, dtype: torch.dtype) -> None:
-        self.gemm, self.norm, self.rope = Gemm(runtime), Norm(runtime), Rope(runtime)
-        self.activation, self.attention = Activation(runtime), Attention(runtime)
-        self.embedding, self.sampling = Embedding(runtime), Sampling(runtime)
+        self.runtime = runtime
         self.fused = True
         sizes = ((960, 576), (576, 576), (3072, 576), (576, 1536))
         self.layers = [[torch.randn(n, k).mul_(k**-0.5).to(dtype) for n, k in sizes] for _ in range(LAYERS)]
@@ -151,7 +156,9 @@ class Model:
         self.norm_weight = torch.ones(HIDDEN, dtype=dtype)
         self.cos_sin = torch.randn(4096, HEAD_DIM)
 
-    def step(self, context: Context, tokens: int, start: torch.Tensor | None, sampled: int, calls: list[tuple[str, float]]) -> torch.Tensor:
+    def step(
+        self, context: Context, tokens: int, start: torch.Tensor | None, sampled: int, calls: list[tuple[str, float]]
+    ) -> torch.Tensor:
         """One step of ``tokens`` tokens: decode rows, or one chunk where ``start`` is given. Appends (name, seconds) of each call."""
 
         def timed(name: str, since: float) -> float:
@@ -164,40 +171,46 @@ class Model:
         length = int(context.seq_lens[0])
         positions = torch.arange(length - tokens, length) if start is not None else torch.full((tokens,), length - 1)
         pages = context.page_table[0] if start is not None else context.page_table[:, -1]
-        slots = pages[(positions // PAGE)] * PAGE + positions % PAGE if start is not None else pages * PAGE + positions % PAGE
+        slots = (
+            pages[(positions // PAGE)] * PAGE + positions % PAGE
+            if start is not None
+            else pages * PAGE + positions % PAGE
+        )
         slots = slots.long()
-        residual = self.embedding.lookup(ids, self.table)
-        hidden = self.norm.rms_norm(residual, self.norm_weight, 1e-5)
+        residual = self.runtime.lookup(ids, self.table)
+        hidden = self.runtime.rms_norm(residual, self.norm_weight, 1e-5)
         t = timed("other", t)
         for (qkv, o, gate_up, down), (k_cache, v_cache) in zip(self.layers, context.caches, strict=True):
-            rows = self.gemm.linear(hidden, qkv)
+            rows = self.runtime.linear(hidden, qkv)
             t = timed("linear", t)
-            q = self.rope.qkv_rope_write(rows, positions, self.cos_sin, Q_HEADS, KV_HEADS, HEAD_DIM, k_cache, v_cache, slots, "HND")
+            q = self.runtime.qkv_rope_write(
+                rows, positions, self.cos_sin, Q_HEADS, KV_HEADS, HEAD_DIM, k_cache, v_cache, slots, "HND"
+            )
             t = timed("rope", t)
             if start is not None:
-                a = self.attention.extend(q, k_cache, v_cache, context.page_table, context.seq_lens, start, 0.125, "HND")
+                a = self.runtime.extend(q, k_cache, v_cache, context.page_table, context.seq_lens, start, 0.125, "HND")
             else:
-                a = self.attention.decode(q, k_cache, v_cache, context.page_table, context.seq_lens, 1, 0.125, "HND")
+                a = self.runtime.decode(q, k_cache, v_cache, context.page_table, context.seq_lens, 1, 0.125, "HND")
             t = timed("attention", t)
-            a = self.gemm.linear(a.view(tokens, -1), o)
+            a = self.runtime.linear(a.view(tokens, -1), o)
             t = timed("linear", t)
-            hidden, _ = self.norm.add_rms_norm(a, residual, self.norm_weight, 1e-5)
+            hidden, _ = self.runtime.add_rms_norm(a, residual, self.norm_weight, 1e-5)
             t = timed("norm", t)
             if self.fused:
-                hidden = self.gemm.linear_silu_mul(hidden, gate_up)
+                hidden = self.runtime.linear_silu_mul(hidden, gate_up)
                 t = timed("linear", t)
             else:
-                hidden = self.gemm.linear(hidden, gate_up)
+                hidden = self.runtime.linear(hidden, gate_up)
                 t = timed("linear", t)
-                hidden = self.activation.silu_and_mul(hidden)
+                hidden = self.runtime.silu_and_mul(hidden)
                 t = timed("activation", t)
-            hidden = self.gemm.linear(hidden, down)
+            hidden = self.runtime.linear(hidden, down)
             t = timed("linear", t)
-            hidden, _ = self.norm.add_rms_norm(hidden, residual, self.norm_weight, 1e-5)
+            hidden, _ = self.runtime.add_rms_norm(hidden, residual, self.norm_weight, 1e-5)
             t = timed("norm", t)
-        logits = self.gemm.linear(hidden[-sampled:], self.table)
+        logits = self.runtime.linear(hidden[-sampled:], self.table)
         t = timed("head", t)
-        result = self.sampling.argmax(logits)
+        result = self.runtime.argmax(logits)
         timed("other", t)
         return result
 
@@ -241,14 +254,13 @@ def bench_steps(runtime: Runtime, dtype: torch.dtype, seconds: float, only: str)
 
 def bench_calls(runtime: Runtime) -> None:
     """Cost of a call whose work is next to nothing."""
-    gemm, norm, activation = Gemm(runtime), Norm(runtime), Activation(runtime)
     x, w, weight = torch.randn(1, 16), torch.randn(8, 16), torch.ones(16)
     calls = {
         "torch.empty": lambda: x.new_empty((1, 8)),
         "F.linear": lambda: F.linear(x, w),
-        "gemm.linear": lambda: gemm.linear(x, w),
-        "norm.rms_norm": lambda: norm.rms_norm(x, weight, 1e-5),
-        "activation.silu_and_mul": lambda: activation.silu_and_mul(x),
+        "gemm.linear": lambda: runtime.linear(x, w),
+        "norm.rms_norm": lambda: runtime.rms_norm(x, weight, 1e-5),
+        "activation.silu_and_mul": lambda: runtime.silu_and_mul(x),
     }
     for name, call in calls.items():
         print(f"  {name:26s} {best(lambda: [call() for _ in range(1000)], 0.3) * 1e3:6.2f} us")
@@ -268,7 +280,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", default="")
-    parser.add_argument("--pin", action="store_true", help="keep each thread on a processor of its own (torch's own threads come later)")
+    parser.add_argument(
+        "--pin", action="store_true", help="keep each thread on a processor of its own (torch's own threads come later)"
+    )
     parser.add_argument("--only", default="", help="steps whose name contains this")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each figure")
     options = parser.parse_args()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tokenspeed_plugin_kernels_cpu.cache import Cache
-from tokenspeed_plugin_kernels_cpu.rope import Rope
 from tokenspeed_plugin_kernels_cpu.runtime import Runtime
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -22,10 +20,16 @@ def rotated(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, int
     x = x.double().clone()
     rotary = cos_sin.shape[1]
     cos, sin = (part[:, None] for part in cos_sin.double()[positions].chunk(2, dim=1))
-    a, b = (x[..., 0:rotary:2], x[..., 1:rotary:2]) if interleaved else (x[..., : rotary // 2], x[..., rotary // 2 : rotary])
+    a, b = (
+        (x[..., 0:rotary:2], x[..., 1:rotary:2])
+        if interleaved
+        else (x[..., : rotary // 2], x[..., rotary // 2 : rotary])
+    )
     a, b = a.clone(), b.clone()
     first, second = a * cos - b * sin, b * cos + a * sin
-    x[..., :rotary] = torch.stack([first, second], dim=-1).flatten(-2) if interleaved else torch.cat([first, second], dim=-1)
+    x[..., :rotary] = (
+        torch.stack([first, second], dim=-1).flatten(-2) if interleaved else torch.cat([first, second], dim=-1)
+    )
     return x
 
 
@@ -34,7 +38,9 @@ def normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Te
     return x if weight is None else x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
-def make_caches(layout: str, pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def make_caches(
+    layout: str, pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (pages, heads, page_size, dim) if layout == "HND" else (pages, page_size, heads, dim)
     return torch.full(shape, 3.0, dtype=dtype), torch.full(shape, 5.0, dtype=dtype)
 
@@ -48,7 +54,8 @@ def tokens_of(cache: torch.Tensor, layout: str) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize(
-    ("q_heads", "kv_heads", "head_dim", "rotary_dim", "page_size"), [(9, 3, 64, 64, 16), (4, 4, 20, 12, 1), (6, 1, 10, 10, 64), (2, 2, 128, 32, 16)]
+    ("q_heads", "kv_heads", "head_dim", "rotary_dim", "page_size"),
+    [(9, 3, 64, 64, 16), (4, 4, 20, 12, 1), (6, 1, 10, 10, 64), (2, 2, 128, 32, 16)],
 )
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("with_norm", [False, True])
@@ -63,8 +70,21 @@ def test_qkv_rope_write(
     slots[5] = -1
     q_norm, k_norm = (torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype)) if with_norm else (None, None)
     k_cache, v_cache = make_caches(layout, pages, page_size, kv_heads, head_dim, dtype)
-    q = Rope(runtime).qkv_rope_write(
-        qkv, positions, cos_sin, q_heads, kv_heads, head_dim, k_cache, v_cache, slots, layout, q_norm, k_norm, 1e-5, interleaved
+    q = runtime.qkv_rope_write(
+        qkv,
+        positions,
+        cos_sin,
+        q_heads,
+        kv_heads,
+        head_dim,
+        k_cache,
+        v_cache,
+        slots,
+        layout,
+        q_norm,
+        k_norm,
+        1e-5,
+        interleaved,
     )
     heads = qkv.view(tokens, -1, head_dim)
     expected_q = rotated(normed(heads[:, :q_heads], q_norm, 1e-5), cos_sin, positions, interleaved)
@@ -88,15 +108,19 @@ def test_rotate_in_place_on_slices(runtime: Runtime, interleaved: bool, dtype: t
     before = fused.clone()
     q, k = fused[:, : 3 * 24], fused[:, 3 * 24 : 5 * 24]
     positions, cos_sin = torch.randint(0, 99, (40,), dtype=torch.int32), table(99, 16)
-    Rope(runtime).rotate(q, k, positions, cos_sin, 24, interleaved)
+    runtime.rotate(q, k, positions, cos_sin, 24, interleaved)
     expected = rotated(before[:, : 5 * 24].reshape(40, 5, 24), cos_sin, positions.long(), interleaved).flatten(1)
-    torch.testing.assert_close(fused[:, : 5 * 24].double(), expected, atol=1e-5 if dtype is torch.float32 else 2e-2, rtol=8e-3)
+    torch.testing.assert_close(
+        fused[:, : 5 * 24].double(), expected, atol=1e-5 if dtype is torch.float32 else 2e-2, rtol=8e-3
+    )
     assert torch.equal(fused[:, 5 * 24 :], before[:, 5 * 24 :])
 
 
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize(("source", "target"), [(a, b) for a in DTYPES for b in DTYPES])
-def test_cache_write_converts_and_skips(runtime: Runtime, layout: str, source: torch.dtype, target: torch.dtype) -> None:
+def test_cache_write_converts_and_skips(
+    runtime: Runtime, layout: str, source: torch.dtype, target: torch.dtype
+) -> None:
     """Key and value heads may differ in size, rows may be strided, slot -1 is not written."""
     rows = torch.randn(30, 2 * (16 + 24)).to(source)
     k, v = rows[:, : 2 * 16].unflatten(1, (2, 16)), rows[:, 2 * 16 :].unflatten(1, (2, 24))
@@ -104,7 +128,7 @@ def test_cache_write_converts_and_skips(runtime: Runtime, layout: str, source: t
     v_cache = make_caches(layout, 5, 8, 2, 24, target)[1]
     slots = torch.randperm(40)[:30]
     slots[0] = -1
-    Cache(runtime).write(k, v, k_cache, v_cache, slots, layout)
+    runtime.write(k, v, k_cache, v_cache, slots, layout)
     assert torch.equal(tokens_of(k_cache, layout)[slots[1:]], k[1:].to(target))
     assert torch.equal(tokens_of(v_cache, layout)[slots[1:]], v[1:].to(target))
     assert (tokens_of(k_cache, layout) == 3.0).all(-1).all(-1).sum() == 11
@@ -113,26 +137,27 @@ def test_cache_write_converts_and_skips(runtime: Runtime, layout: str, source: t
 def test_indices_out_of_range_are_refused(runtime: Runtime) -> None:
     qkv, cos_sin = torch.randn(3, 4 * 8), table(10, 8)
     k_cache, v_cache = make_caches("HND", 2, 4, 1, 8, torch.float32)
-    rope = Rope(runtime)
     good = torch.tensor([0, 1, 2])
-    for positions, slots, message in [(torch.tensor([0, 10, 1]), good, "position"), (good, torch.tensor([0, 8, 1]), "slot")]:
+    for positions, slots, message in [
+        (torch.tensor([0, 10, 1]), good, "position"),
+        (good, torch.tensor([0, 8, 1]), "slot"),
+    ]:
         with pytest.raises(IndexError, match=message):
-            rope.qkv_rope_write(qkv, positions, cos_sin, 2, 1, 8, k_cache, v_cache, slots, "HND")
+            runtime.qkv_rope_write(qkv, positions, cos_sin, 2, 1, 8, k_cache, v_cache, slots, "HND")
     with pytest.raises(IndexError, match="slot"):
-        Cache(runtime).write(torch.randn(1, 1, 8), torch.randn(1, 1, 8), k_cache, v_cache, torch.tensor([8]), "HND")
+        runtime.write(torch.randn(1, 1, 8), torch.randn(1, 1, 8), k_cache, v_cache, torch.tensor([8]), "HND")
 
 
 def test_misfits_are_named(runtime: Runtime) -> None:
     qkv, cos_sin, positions = torch.randn(3, 4 * 8), table(10, 8), torch.tensor([0, 1, 2])
     k_cache, v_cache = make_caches("HND", 2, 4, 1, 8, torch.float32)
-    rope = Rope(runtime)
     with pytest.raises(ValueError, match="layout is 'DHN'"):
-        rope.qkv_rope_write(qkv, positions, cos_sin, 2, 1, 8, k_cache, v_cache, positions, "DHN")
+        runtime.qkv_rope_write(qkv, positions, cos_sin, 2, 1, 8, k_cache, v_cache, positions, "DHN")
     with pytest.raises(ValueError, match=r"qkv must be contiguous.*\(3 \+ 2 \* 1\) \* 8"):
-        rope.qkv_rope_write(qkv, positions, cos_sin, 3, 1, 8, k_cache, v_cache, positions, "HND")
+        runtime.qkv_rope_write(qkv, positions, cos_sin, 3, 1, 8, k_cache, v_cache, positions, "HND")
     with pytest.raises(ValueError, match="slot_mapping"):
-        rope.qkv_rope_write(qkv, positions, cos_sin, 2, 1, 8, k_cache, v_cache, positions.int(), "HND")
+        runtime.qkv_rope_write(qkv, positions, cos_sin, 2, 1, 8, k_cache, v_cache, positions.int(), "HND")
     with pytest.raises(ValueError, match="rotary_dim must be even"):
-        rope.rotate(qkv, qkv, positions, table(10, 16), 8)
+        runtime.rotate(qkv, qkv, positions, table(10, 16), 8)
     with pytest.raises(ValueError, match="alike but for the last size"):
-        Cache(runtime).write(torch.randn(1, 1, 8), torch.randn(1, 1, 8), k_cache, v_cache[:1], positions[:1], "HND")
+        runtime.write(torch.randn(1, 1, 8), torch.randn(1, 1, 8), k_cache, v_cache[:1], positions[:1], "HND")

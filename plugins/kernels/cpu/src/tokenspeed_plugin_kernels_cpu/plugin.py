@@ -1,40 +1,54 @@
-"""What the plugin contributes: a kernel per family and mode, and the choice of the instruction set."""
+"""What the plugin contributes: a kernel per family and mode, and two options. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from tokenspeed.plugins import KernelSpec, OptionSpec, Priority, hookimpl
 
-_KERNELS = (
-    ("gemm", "linear"),
-    ("gemm", "linear_silu_mul"),
-    ("norm", "rms_norm"),
-    ("norm", "add_rms_norm"),
-    ("rope", "rotate"),
-    ("rope", "qkv_rope_write"),
-    ("activation", "silu_and_mul"),
-    ("activation", "gelu_tanh_and_mul"),
-    ("embedding", "lookup"),
-    ("cache", "write"),
-    ("attention", "decode"),
-    ("attention", "extend"),
-    ("sampling", "argmax"),
-)
-_FEATURES = {
-    "decode": frozenset({"window", "sinks", "softcap", "shared_prefix", "batch_invariant"}),
-    "extend": frozenset({"window", "sinks", "softcap", "batch_invariant"}),
-}
+_CASTS = frozenset({"kv_fp32", "kv_bf16"})  # the cache may be of the other type
+_ATTENTION = _CASTS | {"window", "softcap", "sinks"}
+_FEATURES = {"qkv_rope_write": _CASTS, "write": _CASTS, "decode": _ATTENTION | {"shared_prefix"}, "extend": _ATTENTION}
+_MODES = [
+    "gemm.linear",
+    "gemm.linear_silu_mul",
+    "norm.rms_norm",
+    "norm.add_rms_norm",
+    "rope.rotate",
+    "rope.qkv_rope_write",
+    "activation.silu_and_mul",
+    "activation.gelu_tanh_and_mul",
+    "embedding.lookup",
+    "cache.write",
+    "attention.decode",
+    "attention.extend",
+    "sampling.argmax",
+]
 
 
 @hookimpl
 def tokenspeed_kernels() -> list[KernelSpec]:
-    """Every kernel takes fp32 and bf16 on the CPU platform; its factory makes it over the rank's one thread pool."""
-    package = "tokenspeed_plugin_kernels_cpu"
-    common = {"name": "cpu", "priority": Priority.PERFORMANT, "platforms": ("cpu",), "dtypes": ("fp32", "bf16"), "factory": True}
-    return [KernelSpec(family=f, mode=m, target=f"{package}.{f}:make_{m}", features=_FEATURES.get(m, frozenset()), **common) for f, m in _KERNELS]
+    """Factories over the rank's one thread pool."""
+
+    def spec(family: str, mode: str) -> KernelSpec:
+        return KernelSpec(
+            name="cpu",
+            target=f"tokenspeed_plugin_kernels_cpu.runtime:make_{family}_{mode}",
+            factory=True,
+            priority=Priority.PERFORMANT,
+            platforms=("cpu",),
+            family=family,
+            mode=mode,
+            features=_FEATURES.get(mode, frozenset()),
+            dtypes=("fp32", "bf16"),
+            description="C++ with SIMD and threads of its own",
+        )
+
+    return [spec(*name.split(".")) for name in _MODES]
 
 
 @hookimpl
 def tokenspeed_options() -> list[OptionSpec]:
-    """``--set kernels-cpu.isa=avx2`` and the like; empty takes the best that the processor has."""
-    choices = ("", "avx512_bf16", "avx512", "avx2", "portable")
-    return [OptionSpec(name="isa", type=str, default="", choices=choices, help="instruction set of the kernels")]
+    """Set with ``--set kernels-cpu.isa=avx2``, ``--set kernels-cpu.threads=1``."""
+    isas = ("", "avx512_bf16", "avx512", "avx2", "portable")
+    isa = OptionSpec(name="isa", type=str, default="", choices=isas, help="instruction set; empty takes the best")
+    threads = "threads of the kernels; 0 takes the rank's share of the processors"
+    return [isa, OptionSpec(name="threads", type=int, default=0, minimum=0, maximum=1024, help=threads)]

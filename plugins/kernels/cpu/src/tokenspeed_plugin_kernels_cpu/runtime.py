@@ -1,59 +1,109 @@
-"""The native runtime of a rank, and the checks that every wrapper shares."""
+"""Factories of the kernels (``KernelSpec.target``): each is a method of the rank's one native runtime."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
-
-import torch
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tokenspeed_plugin_kernels_cpu._native import Runtime, supported_isas
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tokenspeed.interfaces.kernel import KernelContext
 
-__all__ = ["IS_BF16", "IS_INT64", "Runtime", "check_cache", "refuse", "runtime_of", "supported_isas"]
+__all__ = [
+    "Runtime",
+    "make_activation_gelu_tanh_and_mul",
+    "make_activation_silu_and_mul",
+    "make_attention_decode",
+    "make_attention_extend",
+    "make_cache_write",
+    "make_embedding_lookup",
+    "make_gemm_linear",
+    "make_gemm_linear_silu_mul",
+    "make_norm_add_rms_norm",
+    "make_norm_rms_norm",
+    "make_rope_qkv_rope_write",
+    "make_rope_rotate",
+    "make_sampling_argmax",
+    "runtime_of",
+    "supported_isas",
+]
 
-#: Element types that the kernels take, and whether they are the narrow one.
-IS_BF16 = {torch.float32: False, torch.bfloat16: True}
-IS_INT64 = {torch.int32: False, torch.int64: True}
+Kernel = Callable[..., Any]
 
 _SHARED_KEY = "kernels-cpu"
 
 
 def runtime_of(context: KernelContext) -> Runtime:
-    """The rank's runtime: made for the first kernel that asks, shared by all, its threads end with ``context.shared``."""
+    """The rank's runtime: made for the first kernel that asks, shared by all; its threads end with ``context.shared``."""
     runtime = context.shared.get(_SHARED_KEY)
     if not isinstance(runtime, Runtime):
-        runtime = Runtime(max(1, context.threads), str(context.options.get("isa", "")))
+        threads = int(context.options.get("threads", 0)) or max(1, context.threads)
+        runtime = Runtime(threads, str(context.options.get("isa", "")))
         context.shared[_SHARED_KEY] = runtime
     return runtime
 
 
-def refuse(kernel: str, rule: str, **tensors: torch.Tensor | None) -> NoReturn:
-    """Raise ``ValueError`` with the rule that does not hold and what was given."""
-    given = "; ".join(
-        f"{name} is {str(t.dtype).removeprefix('torch.')} {tuple(t.shape)} with strides {t.stride()} on {t.device}"
-        for name, t in tensors.items()
-        if t is not None
-    )
-    raise ValueError(f"{kernel}: {rule}. Given: {given}")
+def make_gemm_linear(context: KernelContext) -> Kernel:
+    """``gemm.linear``."""
+    return runtime_of(context).linear
 
 
-def check_cache(kernel: str, k_cache: torch.Tensor, v_cache: torch.Tensor, layout: str) -> tuple[int, int, int, int, int, bool, bool]:
-    """(pages, page size, kv heads, key dim, value dim, is HND, is bf16) of a cache pair."""
-    hnd = layout == "HND"
-    if not hnd and layout != "NHD":
-        raise ValueError(f"{kernel}: layout is {layout!r}; it must be 'HND' or 'NHD'")
-    shape: Sequence[int] = k_cache.shape
-    if len(shape) != 4 or v_cache.shape[:-1] != shape[:-1] or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        refuse(kernel, "k_cache and v_cache must be contiguous, four-dimensional, and alike but for the last size", k_cache=k_cache, v_cache=v_cache)
-    bf16 = IS_BF16.get(k_cache.dtype)
-    if bf16 is None or v_cache.dtype is not k_cache.dtype or not k_cache.is_cpu:
-        refuse(kernel, "k_cache and v_cache must both be float32 or bfloat16 on the CPU", k_cache=k_cache, v_cache=v_cache)
-    if hnd:
-        pages, heads, page_size, dim = shape
-    else:
-        pages, page_size, heads, dim = shape
-    return pages, page_size, heads, dim, v_cache.shape[3], hnd, bf16
+def make_gemm_linear_silu_mul(context: KernelContext) -> Kernel:
+    """``gemm.linear_silu_mul``."""
+    return runtime_of(context).linear_silu_mul
+
+
+def make_norm_rms_norm(context: KernelContext) -> Kernel:
+    """``norm.rms_norm``."""
+    return runtime_of(context).rms_norm
+
+
+def make_norm_add_rms_norm(context: KernelContext) -> Kernel:
+    """``norm.add_rms_norm``."""
+    return runtime_of(context).add_rms_norm
+
+
+def make_rope_rotate(context: KernelContext) -> Kernel:
+    """``rope.rotate``."""
+    return runtime_of(context).rotate
+
+
+def make_rope_qkv_rope_write(context: KernelContext) -> Kernel:
+    """``rope.qkv_rope_write``."""
+    return runtime_of(context).qkv_rope_write
+
+
+def make_activation_silu_and_mul(context: KernelContext) -> Kernel:
+    """``activation.silu_and_mul``."""
+    return runtime_of(context).silu_and_mul
+
+
+def make_activation_gelu_tanh_and_mul(context: KernelContext) -> Kernel:
+    """``activation.gelu_tanh_and_mul``."""
+    return runtime_of(context).gelu_tanh_and_mul
+
+
+def make_embedding_lookup(context: KernelContext) -> Kernel:
+    """``embedding.lookup``."""
+    return runtime_of(context).lookup
+
+
+def make_cache_write(context: KernelContext) -> Kernel:
+    """``cache.write``."""
+    return runtime_of(context).write
+
+
+def make_attention_decode(context: KernelContext) -> Kernel:
+    """``attention.decode``."""
+    return runtime_of(context).decode
+
+
+def make_attention_extend(context: KernelContext) -> Kernel:
+    """``attention.extend``."""
+    return runtime_of(context).extend
+
+
+def make_sampling_argmax(context: KernelContext) -> Kernel:
+    """``sampling.argmax``."""
+    return runtime_of(context).argmax
