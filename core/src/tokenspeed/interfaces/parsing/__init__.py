@@ -10,7 +10,7 @@ from tokenspeed.interfaces.parsing.arguments import ArgumentWriter
 from tokenspeed.interfaces.parsing.bare import BareJsonParser, partial
 from tokenspeed.interfaces.parsing.elements import ElementParser, ElementSyntax
 from tokenspeed.interfaces.parsing.json_call import JsonCall
-from tokenspeed.interfaces.parsing.json_stream import JsonStream, Progress, is_complete
+from tokenspeed.interfaces.parsing.json_stream import JsonStream, Progress, is_complete, quote
 from tokenspeed.interfaces.parsing.literals import LiteralStream
 from tokenspeed.interfaces.parsing.machine import SPACE, Output, StateMachine
 from tokenspeed.interfaces.parsing.marked import MarkedJsonParser, MarkedSyntax
@@ -42,5 +42,6 @@ __all__ = [
     "is_complete",
     "last_marker",
     "partial",
+    "quote",
     "to_json",
 ]

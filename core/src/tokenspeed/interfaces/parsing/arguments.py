@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from tokenspeed.interfaces.parsing.json_stream import quote
 from tokenspeed.interfaces.parsing.machine import Output
 from tokenspeed.interfaces.parsing.schema import STRING, ToolSchemas, Types, to_json
 
@@ -45,7 +44,7 @@ class ArgumentWriter:
         if self._skip:
             return
         self._types = self._schemas.types(self._tool, key) if types is None else types
-        self._out.arguments(("{" if not self._keys else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        self._out.arguments(("{" if not self._keys else ", ") + quote(key) + ": ")
         self._keys.add(key)
         if self._types == STRING:
             self._out.arguments('"')
@@ -65,7 +64,7 @@ class ArgumentWriter:
             self._line_break = text.endswith("\n")
             text = text.removesuffix("\n")
         if self._types == STRING:
-            self._out.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+            self._out.arguments(quote(text)[1:-1])
         else:
             self._held.append(text)
 

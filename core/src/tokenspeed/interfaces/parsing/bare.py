@@ -24,8 +24,12 @@ def partial(text: str, then: str = "") -> str:
     return pattern
 
 
+_KEYS = ("name", "id", "type")
+_WHOLE_HEAD = re.compile(rf'(?:\[{_SPACE})?\{{{_SPACE}"(?:{"|".join(_KEYS)})"')
+
+
 def _head_pattern(around: tuple[str, ...]) -> re.Pattern[str]:
-    keys = "|".join(partial(f'"{key}"') for key in ("name", "id", "type"))
+    keys = "|".join(partial(f'"{key}"') for key in _KEYS)
     head = rf"{_SPACE}(?:\Z|{keys})"
     return re.compile("|".join([rf"\{{(?={head})", rf"\[(?={_SPACE}(?:\Z|\{{{head}))", *map(partial, around)]))
 
@@ -61,7 +65,9 @@ class BareJsonParser(StateMachine):
         scan = self.scan
         match = self._heads.search(scan.text, scan.pos)
         begin = match.start() if match else len(scan.text)
-        self.out.text(scan.text[scan.pos : begin])
+        before = scan.text[scan.pos : begin]
+        self.out.text(before)
+        self._in_array = self._in_array and not before.strip()
         scan.pos = begin
         if match is None:
             return False
@@ -69,13 +75,10 @@ class BareJsonParser(StateMachine):
             self.out.markup()
             scan.pos = match.end()
             return True
-        if match.group() not in ("{", "["):  # the beginning of a marker
+        if not _WHOLE_HEAD.match(scan.text, begin):  # the beginning of a marker or of a call
             return self._undecided()
         opening = scan.match(self._array_open)
         self._in_array = self._in_array or bool(opening)
-        if scan.empty:
-            scan.pos = begin
-            return self._undecided()
         self._call, self._told = JsonCall(strict=True), False
         self._raw, self._raw_size = [opening], len(opening)
         self.state = self.on_call

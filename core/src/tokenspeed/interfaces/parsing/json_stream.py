@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import Enum
+from json.encoder import encode_basestring as quote
 
-__all__ = ["MAX_DEPTH", "JsonStream", "Progress", "is_complete"]
+__all__ = ["MAX_DEPTH", "JsonStream", "Progress", "is_complete", "quote"]
 
 #: Deepest nesting of arrays and objects; common JSON readers fail at 1,000, some at 500.
 MAX_DEPTH = 256

@@ -6,11 +6,10 @@ dicts with string keys. Anything else, a call or an operator for example, fails:
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 
-from tokenspeed.interfaces.parsing.json_stream import MAX_DEPTH, Progress
+from tokenspeed.interfaces.parsing.json_stream import MAX_DEPTH, Progress, quote
 
 __all__ = ["LiteralStream"]
 
@@ -37,9 +36,11 @@ _ESCAPES = {
     "\n": "",
 }
 _HEXADECIMAL = {"x": 2, "u": 4, "U": 8}
+# Only a short cut: a string without escapes that is there as a whole, and is not the beginning of three quotes.
+_WHOLE_STRING = re.compile(r"""'[^'\\]*+'(?!')|"[^"\\]*+"(?!")""")
 _MAX_ATOM = 3500  # so that a hexadecimal number stays under Python's limit of decimal digits
 _CLOSERS = {"[": "]", "(": ")", "{": "}"}
-_PLAIN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
+_PLAIN = {mark: re.compile(rf"[^\\{mark}]*") for mark in "'\""}
 
 
 def _number(atom: str) -> str:
@@ -106,6 +107,10 @@ class LiteralStream:
         if char in _SPACE:
             return at + 1
         if char in "'\"":
+            whole = _WHOLE_STRING.match(text, at)
+            if whole and whole.end() < len(text):
+                self._out.append(quote(whole[0][1:-1]))
+                return self._end(whole.end())
             self._quote, self._count, self._state = char, 1, self._opening
             self._out.append('"')
             return at + 1
@@ -119,7 +124,7 @@ class LiteralStream:
             self._state = self._first
             return at + 1
         self._atom, self._state = "", self._word
-        return at if _ATOM.match(char).end() else self._fail(at)  # type: ignore[union-attr]
+        return self._word(text, at) if _ATOM.match(char).end() else self._fail(at)  # type: ignore[union-attr]
 
     def _first(self, text: str, at: int) -> int:
         """Behind the opening of a container, or behind a comma: an element or the end."""
@@ -193,12 +198,12 @@ class LiteralStream:
 
     def _string(self, text: str, at: int) -> int:
         char = text[at]
-        quote = self._quote[0]
+        mark = self._quote[0]
         if char == "\\":
             self._release_quotes()
             self._state = self._escape
             return at + 1
-        if char == quote:
+        if char == mark:
             self._count += 1
             if self._count == len(self._quote):
                 self._out.append('"')
@@ -206,7 +211,7 @@ class LiteralStream:
                 return self._end(at + 1)
             return at + 1
         self._release_quotes()
-        end = _PLAIN[quote].match(text, at).end()  # type: ignore[union-attr]
+        end = _PLAIN[mark].match(text, at).end()  # type: ignore[union-attr]
         self._emit(text[at:end])
         return end
 
@@ -216,7 +221,7 @@ class LiteralStream:
             self._count = 0
 
     def _emit(self, text: str) -> None:
-        self._out.append(json.dumps(text, ensure_ascii=False)[1:-1])
+        self._out.append(quote(text)[1:-1])
 
     def _escape(self, text: str, at: int) -> int:
         char = text[at]
@@ -239,8 +244,6 @@ class LiteralStream:
             if code > 0x10FFFF:
                 return self._fail(at)
             # Half of a surrogate pair has no UTF-8 form; JSON can still spell it.
-            self._out.append(
-                f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else json.dumps(chr(code), ensure_ascii=False)[1:-1]
-            )
+            self._out.append(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else quote(chr(code))[1:-1])
             self._state = self._string
         return at + 1

@@ -85,7 +85,7 @@ class MarkedJsonParser(StateMachine):
             # Cut at the limit itself, wherever the text was cut when it arrived.
             self.scan.pos -= len(marker) + max(0, len(text) - (_MAX_HEADER - self._raw_size))
             self._raw.append(text[: _MAX_HEADER - self._raw_size])
-            self._to_content()
+            self._header_to_text()
             return True
         self._raw.append(text + marker if separator else text)
         self._raw_size = _MAX_HEADER - spare
@@ -97,18 +97,19 @@ class MarkedJsonParser(StateMachine):
     def _end_header(self, marker: str) -> None:
         match = self.syntax.header.fullmatch("".join(self._raw))
         name, call_id = self.identify(match) if match else ("", None)
+        if not name:
+            self.scan.pos -= len(marker)
+            self._header_to_text()
+            return
+        self.out.begin(name, call_id)
         if marker == "{":
             self.scan.pos -= 1
-        if not name:
-            self._to_content()
-        else:
-            self.out.begin(name, call_id)
             self._json = JsonStream()
             self.state = self.on_arguments
-            if marker != "{":  # no arguments at all
-                self.out.arguments("{}")
-                self.out.markup()
-                self.state = self.on_text
+            return
+        self.out.arguments("{}")  # none at all
+        self.out.markup()
+        self.state = self.on_text
         if marker in self.syntax.begin:
             self._enter_header()
 
@@ -134,8 +135,21 @@ class MarkedJsonParser(StateMachine):
         self.state = self.on_text
         return True
 
+    def _header_to_text(self) -> None:
+        """The header is malformed: it is read as the text that it would be outside a call."""
+        text, at = "".join(self._raw), 0
+        self._raw = []
+        while True:
+            begin, end = self._markers.find(text, at, closed=True)
+            self.out.text(text[at:begin])
+            if begin == end:
+                break
+            self.out.markup()
+            at = end
+        self.state = self.on_text
+
     def _to_content(self) -> None:
-        """The call is malformed: its text is content, separators and all other markup of the family taken out."""
+        """The arguments are malformed: the call's text is content, all markup of the family taken out."""
         text = "".join(self._raw)
         self._raw = []
         self.out.text(self._markers.strip(text))

@@ -7,12 +7,11 @@ wins. Numbers are copied digit by digit.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenspeed.interfaces.parsing.json_stream import JsonStream, Progress
+from tokenspeed.interfaces.parsing.json_stream import JsonStream, Progress, quote
 
 __all__ = ["ANY", "STRING", "ToolSchemas", "to_json"]
 
@@ -31,7 +30,7 @@ def to_json(text: str, types: Types) -> str:
     """The JSON form of an argument written as ``text``."""
     word = text.strip()
     if types == STRING:
-        return json.dumps(text, ensure_ascii=False)
+        return quote(text)
     if "null" in types and word == "null":
         return word
     if "boolean" in types and word.lower() in ("true", "false"):
@@ -45,7 +44,7 @@ def to_json(text: str, types: Types) -> str:
         copied, end = stream.feed(word)
         if stream.progress is Progress.DONE and end == len(word):
             return copied
-    return json.dumps(text, ensure_ascii=False)
+    return quote(text)
 
 
 class ToolSchemas:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from tokenspeed.interfaces.parser import ParserContext
-from tokenspeed.interfaces.parsing import LiteralStream, Progress, StateMachine, partial
+from tokenspeed.interfaces.parsing import LiteralStream, Progress, StateMachine, partial, quote
 
 __all__ = ["PythonicToolParser"]
 
@@ -124,7 +123,7 @@ class PythonicToolParser(StateMachine):
         key = token[:-1].strip()
         self._skip = key in self._keys
         if not self._skip:
-            self.out.arguments(("{" if not self._keys else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+            self.out.arguments(("{" if not self._keys else ", ") + quote(key) + ": ")
         self._keys.add(key)
         self._value, self.state = LiteralStream(), self.on_value
         return True

@@ -76,7 +76,7 @@ class MistralToolParser(MarkedJsonParser):
     def on_header(self) -> bool:
         again = super().on_header()
         if self.state == self.on_header and not _HEADER_SO_FAR.fullmatch("".join(self._raw)):
-            self._to_content()
+            self._header_to_text()
             return True
         return again
 
