@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenspeed.config import ServingConfig
     from tokenspeed.engine.assembly import Assembly
     from tokenspeed.engine.launch import EngineHandle
+    from tokenspeed.plugins.specs import Spec
     from tokenspeed.serving.server import Sockets
     from tokenspeed.serving.tokenizer import Tokenizer
 
@@ -112,25 +113,24 @@ def _serve(
     llm = AsyncLLM(
         client, tokenizer, log_requests=serving.enable_log_requests, log_stats=serving.enable_log_request_stats
     )
-    parser = _parser_class(assembly)
     context = ServerContext(
         llm=llm,
         config=serving,
         model_names=serving.served_model_name,
-        parser_factory=parser,
-        parser_needs_special_tokens=parser is not None and bool(parser.needs_special_tokens),
+        tool_parser=_target(assembly.tool_parser),
+        reasoning_parser=_target(assembly.reasoning_parser),
         server_info={"model_path": assembly.config.model_path},
         plugins=assembly.to_json(),
     )
     return run_server(context, sockets, on_ready=_announcer(serving, sockets))
 
 
-def _parser_class(assembly: Assembly) -> Any:
-    if assembly.tool_parser is None:
+def _target(spec: Spec | None) -> Any:
+    if spec is None:
         return None
     from tokenspeed.plugins.selection import load_target
 
-    return load_target(assembly.tool_parser.target)
+    return load_target(spec.target)
 
 
 def _announcer(serving: ServingConfig, sockets: Sockets) -> Callable[[], None]:

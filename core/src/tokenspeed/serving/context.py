@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,15 +11,15 @@ from litestar import Request
 
 from tokenspeed.config import ServingConfig
 from tokenspeed.errors import RequestError
-from tokenspeed.interfaces.parser import ParserContext, ToolParser
+from tokenspeed.interfaces.parser import ToolParser
+from tokenspeed.interfaces.reasoning import ReasoningParser
 from tokenspeed.serving.async_llm import AsyncLLM
 from tokenspeed.serving.generation import Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits
 
-__all__ = ["HttpRequest", "ParserFactory", "ServerContext", "context_of"]
+__all__ = ["HttpRequest", "ServerContext", "context_of"]
 
 HttpRequest = Request[Any, Any, Any]
-ParserFactory = Callable[[ParserContext], ToolParser]
 
 
 @dataclass(kw_only=True)
@@ -29,7 +28,8 @@ class ServerContext:
 
     Attributes:
         model_names: names that requests may use; the first is shown in answers.
-        parser_factory: makes the tool-call parser of one choice; ``None`` where there is no parser.
+        tool_parser: class of the tool-call parser, or ``None``.
+        reasoning_parser: class of the reasoning parser, or ``None``: thinking stays in the text.
         server_info: what ``/get_server_info`` shows besides the engine's own description.
         plugins: what ``/plugins`` shows: the plan, and why each other candidate lost.
         draining: the server ends; running requests may finish, new ones are refused.
@@ -38,8 +38,8 @@ class ServerContext:
     llm: AsyncLLM
     config: ServingConfig
     model_names: tuple[str, ...]
-    parser_factory: ParserFactory | None = None
-    parser_needs_special_tokens: bool = False
+    tool_parser: type[ToolParser] | None = None
+    reasoning_parser: type[ReasoningParser] | None = None
     server_info: dict[str, Any] = field(default_factory=dict)
     plugins: dict[str, Any] = field(default_factory=dict)
     started_s: int = field(default_factory=lambda: int(time.time()))

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_FRAME_BYTES = 256 * 1024 * 1024
 _FRAMES_PER_WAKEUP = 64
+_LAST_WORDS_TRIES = 6
+_LAST_WORDS_PAUSE_S = 0.05
 
 
 class EngineClient:
@@ -109,7 +111,7 @@ class EngineClient:
         self._descriptor = int(self._pull.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._read)
         for sentinel in self._sentinels:
-            self._loop.add_reader(sentinel, self._process_ended, sentinel)
+            self._loop.add_reader(sentinel, self._process_ended)
         self._tasks = [asyncio.create_task(self._watch())]
         self._read()
 
@@ -200,9 +202,21 @@ class EngineClient:
         if future is not None and not future.done():
             future.set_result(reply)
 
-    def _process_ended(self, sentinel: int) -> None:  # noqa: ARG002
-        self._read()  # what it said last
-        self._die(self._last_words() or "an engine process ended unexpectedly")
+    def _process_ended(self) -> None:
+        self._forget_sentinels()
+        self._tasks.append(asyncio.create_task(self._mourn()))
+
+    async def _mourn(self) -> None:
+        """A sentinel may be readable a moment before the process is through: wait a little for its last words."""
+        for _ in range(_LAST_WORDS_TRIES):
+            self._read()
+            if self.failure is not None:
+                return
+            words = self._last_words()
+            if words:
+                break
+            await asyncio.sleep(_LAST_WORDS_PAUSE_S)
+        self._die(words or "an engine process ended unexpectedly")
 
     def _forget_sentinels(self) -> None:
         for sentinel in self._sentinels:

@@ -24,6 +24,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _refused = False
+    _seen = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,6 +37,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        self._seen = True
         if self._head_timer is not None:  # still in the head: what arrived may hold a header that never ends
             self._head_bytes += len(data)
         super().data_received(data)
@@ -79,5 +81,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refused = True
         self._stop_timer()
         if not self.transport.is_closing():
-            self.transport.write(_ANSWERS[status])
+            if self._seen:  # a connection that was opened ahead of need is closed without a word
+                self.transport.write(_ANSWERS[status])
             self.transport.close()

@@ -35,6 +35,7 @@ class Tokenizer(ABC):
         vocab_size: ids are below this.
         max_piece_bytes: bytes of text that one token can stand for at most, ``None`` where a normaliser makes that unknown.
         chat_template: the compiled default template, or ``None``.
+        special_tokens: text of the special tokens by id.
         tool_template: the template used when tools are given, where the model has a separate one.
     """
 
@@ -42,6 +43,7 @@ class Tokenizer(ABC):
     max_piece_bytes: int | None = None
     eos_id: int | None = None
     bos_id: int | None = None
+    special_tokens: Mapping[int, str]
     chat_template: ChatTemplate | None = None
     tool_template: ChatTemplate | None = None
 
@@ -60,10 +62,6 @@ class Tokenizer(ABC):
     @abstractmethod
     def piece(self, token: int) -> bytes:
         """Bytes of one token, special tokens included: what logprobs show."""
-
-    @abstractmethod
-    def special_tokens(self) -> dict[int, str]:
-        """Text of the special tokens by id."""
 
 
 class HFTokenizer(Tokenizer):
@@ -87,13 +85,12 @@ class HFTokenizer(Tokenizer):
         self._core = core
         self._core.no_padding()
         self._core.no_truncation()
-        self.vocab_size = core.get_vocab_size(with_added_tokens=True)
-        self._special_ids = frozenset(
-            token for token, added in core.get_added_tokens_decoder().items() if added.special
-        )
+        self.vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # ids may have gaps
+        added = core.get_added_tokens_decoder()
+        self.special_tokens = {token: str(entry.content) for token, entry in added.items() if entry.special}
         to_bytes = _piece_function(core)
         self._all = PieceTable(to_bytes or self._decoded_piece)
-        self._visible = PieceTable(lambda token: b"" if token in self._special_ids else self._all[token])
+        self._visible = PieceTable(lambda token: b"" if token in self.special_tokens else self._all[token])
         self._concatenates = to_bytes is not None
         self.max_piece_bytes = _max_piece_bytes(core)
         self.bos_id, self.eos_id = (
@@ -120,9 +117,6 @@ class HFTokenizer(Tokenizer):
 
     def piece(self, token: int) -> bytes:
         return self._all[token]
-
-    def special_tokens(self) -> dict[int, str]:
-        return {token: str(self._core.id_to_token(token)) for token in self._special_ids}
 
 
 def _byte_alphabet() -> dict[str, int]:

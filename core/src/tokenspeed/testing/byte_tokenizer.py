@@ -21,6 +21,7 @@ class ByteTokenizer(Tokenizer):
         self.eos_id = 256
         self.max_piece_bytes = 1
         self.chat_template = ChatTemplate(chat_template or _TEMPLATE, {})
+        self.special_tokens = {token: f"<{token}>" for token in range(256, vocab_size)}
         self._pieces = PieceTable(lambda token: bytes((token,)) if 0 <= token < 256 else b"")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
@@ -34,6 +35,3 @@ class ByteTokenizer(Tokenizer):
 
     def piece(self, token: int) -> bytes:
         return self._pieces[token] or b"<%d>" % token
-
-    def special_tokens(self) -> dict[int, str]:
-        return {token: f"<{token}>" for token in range(256, self.vocab_size)}

@@ -14,10 +14,12 @@ import msgspec
 import uvicorn
 
 from tokenspeed.config import ServingConfig
+from tokenspeed.interfaces.parser import ToolParser
+from tokenspeed.interfaces.reasoning import ReasoningParser
 from tokenspeed.messages import GenerateRequest
 from tokenspeed.serving.app import build_app, build_control_app
 from tokenspeed.serving.async_llm import AsyncLLM
-from tokenspeed.serving.context import ParserFactory, ServerContext
+from tokenspeed.serving.context import ServerContext
 from tokenspeed.serving.engine_client import EngineClient
 from tokenspeed.serving.http_protocol import BoundedHttpProtocol
 from tokenspeed.serving.server import Sockets, bind_sockets
@@ -103,7 +105,8 @@ async def running(
     *,
     config: ServingConfig | None = None,
     tokenizer: Tokenizer | None = None,
-    parser_factory: ParserFactory | None = None,
+    tool_parser: type[ToolParser] | None = None,
+    reasoning_parser: type[ReasoningParser] | None = None,
     step_s: float = 0.0,
     max_model_len: int = 512,
     ready: bool = True,
@@ -114,7 +117,7 @@ async def running(
 
     Args:
         script: what requests get, or a text that all get. step_s: pause between the engine's steps.
-        parser_factory: tool-call parser. ready: whether the engine says so at once.
+        tool_parser, reasoning_parser: classes of parsers. ready: whether the engine says so at once.
         hung_after_s, heartbeat_s: the watch over the engine.
     """
     tokenizer = tokenizer or ByteTokenizer()
@@ -124,7 +127,9 @@ async def running(
     client = EngineClient(engine.to_engine, engine.from_engine, hung_after_s=hung_after_s, heartbeat_s=heartbeat_s)
     llm = AsyncLLM(client, tokenizer)
     config = config or ServingConfig(port=0)
-    context = ServerContext(llm=llm, config=config, model_names=(MODEL,), parser_factory=parser_factory)
+    context = ServerContext(
+        llm=llm, config=config, model_names=(MODEL,), tool_parser=tool_parser, reasoning_parser=reasoning_parser
+    )
     sockets = bind_sockets(config)
     servers = [
         _Server(

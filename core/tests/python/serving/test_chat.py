@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from tokenspeed_plugin_parsers_hermes.parser import HermesToolParser
 
+from tokenspeed.interfaces.parsing import TagReasoningParser
 from tokenspeed.messages import GenerateRequest
 from tokenspeed.testing.byte_tokenizer import ByteTokenizer
 from tokenspeed.testing.fake_engine import Reply
@@ -91,7 +92,7 @@ def scripted_calls(text: str) -> Callable[[GenerateRequest], Reply]:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tools_become_calls(stream: bool, stop: list[str] | None) -> None:
     """api-06: with a stop string set the text still goes through the parser to its last byte: no markup in content, one call."""
-    async with running(text_reply("Sure. " + CALL % "a"), parser_factory=HermesToolParser) as server:
+    async with running(text_reply("Sure. " + CALL % "a"), tool_parser=HermesToolParser) as server:
         response = await server.chat(tools=TOOLS, stream=stream, stop=stop)
     if stream:
         chunks = events(response.text)
@@ -112,7 +113,7 @@ async def test_tools_become_calls(stream: bool, stop: list[str] | None) -> None:
 
 
 async def test_content_is_null_where_there_are_calls_only() -> None:
-    async with running(text_reply(CALL % "a"), parser_factory=HermesToolParser) as server:
+    async with running(text_reply(CALL % "a"), tool_parser=HermesToolParser) as server:
         message = (await server.chat(tools=TOOLS)).json()["choices"][0]["message"]
     assert message["content"] is None
 
@@ -120,7 +121,7 @@ async def test_content_is_null_where_there_are_calls_only() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_api_21_parallel_tool_calls_false_gives_one_call(stream: bool) -> None:
     """api-21: later calls are dropped whole, the first one's arguments stay whole."""
-    async with running(text_reply(CALL % "a" + "\n" + CALL % "b"), parser_factory=HermesToolParser) as server:
+    async with running(text_reply(CALL % "a" + "\n" + CALL % "b"), tool_parser=HermesToolParser) as server:
         response = await server.chat(tools=TOOLS, stream=stream, parallel_tool_calls=False)
         both = (await server.chat(tools=TOOLS)).json()
     assert len(both["choices"][0]["message"]["tool_calls"]) == 2
@@ -137,14 +138,14 @@ async def test_api_21_parallel_tool_calls_false_gives_one_call(stream: bool) -> 
 @pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, {}])
 async def test_without_tools_or_with_choice_none_text_stays_untouched(fields: dict[str, object]) -> None:
     text = CALL % "a"
-    async with running(text_reply(text), parser_factory=HermesToolParser) as server:
+    async with running(text_reply(text), tool_parser=HermesToolParser) as server:
         (choice,) = (await server.chat(**fields)).json()["choices"]
     assert choice["message"]["content"] == text
     assert choice["finish_reason"] == "stop"
 
 
 async def test_a_call_cut_by_the_limit_ends_with_length_and_unfinished_arguments() -> None:
-    async with running(text_reply(CALL % "a"), parser_factory=HermesToolParser) as server:
+    async with running(text_reply(CALL % "a"), tool_parser=HermesToolParser) as server:
         (choice,) = (await server.chat(tools=TOOLS, max_tokens=CALL.index("}}") + len("a") - len("%s") + 1)).json()[
             "choices"
         ]
@@ -156,7 +157,7 @@ async def test_a_call_cut_by_the_limit_ends_with_length_and_unfinished_arguments
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "lookup"}}])
 async def test_api_03_forced_tools_are_refused_alike_in_both_modes(choice: object, stream: bool) -> None:
     """api-03: until a grammar backend serves them, required and named are a 400, streamed or not."""
-    async with running(parser_factory=HermesToolParser) as server:
+    async with running(tool_parser=HermesToolParser) as server:
         response = await server.chat(tools=TOOLS, tool_choice=choice, stream=stream)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tool_choice"
@@ -252,3 +253,29 @@ async def test_an_error_of_one_request_is_told() -> None:
     for response in (whole, stream):
         assert response.status_code >= 500
         assert "out of pages" in response.json()["error"]["message"]
+
+
+class ThinkParser(TagReasoningParser):
+    """``<think>`` .. ``</think>``."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_told_apart_and_calls_behind_it_are_found(stream: bool) -> None:
+    """api-06: reasoning parser first, then tool parser, to the last byte and with a stop string set; under both names that clients read."""
+    text = "<think>x < y</think>" + CALL % "a"
+    async with running(text_reply(text), tool_parser=HermesToolParser, reasoning_parser=ThinkParser) as server:
+        response = await server.chat(tools=TOOLS, stream=stream, stop=["ZZZZZZZZ"])
+        plain = (await server.chat()).json()["choices"][0]["message"]
+    if stream:
+        deltas = [chunk["choices"][0]["delta"] for chunk in events(response.text)]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "x < y"
+        assert "".join(delta.get("reasoning", "") for delta in deltas) == "x < y"
+        assert "".join(delta.get("content") or "" for delta in deltas) == ""
+        arguments = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", [])]
+        assert "".join(arguments) == '{"k": "a"}'
+    else:
+        message = response.json()["choices"][0]["message"]
+        assert message["reasoning_content"] == message["reasoning"] == "x < y"
+        assert message["content"] is None
+        assert message["tool_calls"][0]["function"]["arguments"] == '{"k": "a"}'
+    assert plain["content"] == CALL % "a"

@@ -20,7 +20,7 @@ def client_of(server: Running) -> openai.AsyncOpenAI:
 async def test_chat_streams_tools_and_usage() -> None:
     tools = [{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}]
     messages = [{"role": "user", "content": "hi"}]
-    async with running(CALL, parser_factory=HermesToolParser) as server, client_of(server) as client:
+    async with running(CALL, tool_parser=HermesToolParser) as server, client_of(server) as client:
         whole = await client.chat.completions.create(model=MODEL, messages=messages, tools=tools)
         arguments, usage = "", None
         stream = await client.chat.completions.create(

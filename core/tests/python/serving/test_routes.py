@@ -96,6 +96,7 @@ async def test_abort_ends_requests_by_id_or_all() -> None:
         await until(lambda: len(server.engine.running) == 2)
         first = server.engine.requests[0].request_id
         assert (await server.control.post("/abort", json={"rid": first})).json() == {"aborted": 1}
+        await until(lambda: server.llm.live_requests == 1)
         assert (await server.control.post("/abort", json={"rid": "nobody"})).json() == {"aborted": 0}
         assert (await server.control.post("/abort", json={"abort_all": True})).json() == {"aborted": 1}
         reasons = [(await task).json()["choices"][0]["finish_reason"] for task in tasks]

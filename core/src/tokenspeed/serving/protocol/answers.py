@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from tokenspeed.errors import EngineError, RequestError, TokenSpeedError
-from tokenspeed.serving.generation import Choice, TokenEntry
+from tokenspeed.serving.generation import Choice, Delta, TokenEntry
 from tokenspeed.serving.tokenizer import Tokenizer
 
-__all__ = ["chat_logprobs", "error_body", "error_status", "finite", "token_text", "usage"]
+__all__ = ["chat_logprobs", "error_body", "error_status", "finite", "raise_failed", "token_text", "usage"]
 
 
 def error_status(error: Exception) -> int:
@@ -62,6 +62,12 @@ def _request_stats(choice: Choice) -> dict[str, Any]:
     shown.update(prompt_tokens=choice.prompt_tokens, cached_tokens=cached, output_tokens=choice.output_tokens)
     shown["hit_rate"] = round(cached / choice.prompt_tokens, 4) if choice.prompt_tokens else 0.0
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in shown.items()}
+
+
+def raise_failed(delta: Delta) -> None:
+    """Raises ``EngineError`` where a choice failed in the engine."""
+    if delta.finish == "error":
+        raise EngineError(delta.error or "the request failed in the engine")
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:

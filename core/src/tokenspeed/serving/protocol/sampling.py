@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from tokenspeed.errors import RequestError
 from tokenspeed.messages import SamplingParams
-from tokenspeed.serving.protocol.parse import Refused
+from tokenspeed.serving.protocol.parse import Refused, parse_object
 
 __all__ = [
     "REFUSED_SAMPLING",
@@ -18,6 +18,7 @@ __all__ = [
     "SamplingFields",
     "StreamOptions",
     "check_context",
+    "parse_stream_options",
     "sampling_params",
     "stop_strings",
 ]
@@ -45,6 +46,11 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+    @property
+    def shows_usage(self) -> bool:
+        """Chunks have a ``usage`` field, if only null."""
+        return bool(self.include_usage or self.continuous_usage_stats)
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, frozen=True):
@@ -102,6 +108,17 @@ REFUSED_SAMPLING: dict[str, Refused] = {
     "prompt_cache_retention": Refused("prefixes stay as long as there is room"),
     "request_id": Refused("the server names requests; the answer carries the id"),
 }
+
+
+def parse_stream_options(fields: SamplingFields) -> StreamOptions:
+    """``stream_options``, checked.
+
+    Raises:
+        RequestError: unknown options, or no stream.
+    """
+    if fields.stream_options is not None and not fields.stream:
+        raise RequestError("stream_options: needs stream to be true", param="stream_options")
+    return parse_object(fields.stream_options or {}, StreamOptions, {}, "stream_options.")
 
 
 def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
@@ -189,7 +206,13 @@ def _biases(given: dict[str, float], limits: Limits) -> tuple[tuple[int, float],
 
 
 def check_context(
-    prompt_tokens: int, wanted: int | None, limits: Limits, *, default: int | None = None, param: str = "max_tokens"
+    prompt_tokens: int,
+    wanted: int | None,
+    limits: Limits,
+    *,
+    default: int | None = None,
+    param: str = "max_tokens",
+    prompt_param: str = "prompt",
 ) -> int:
     """Tokens that may be generated: what was asked for, or ``default``, or all the room there is.
 
@@ -202,7 +225,7 @@ def check_context(
     if room < 1:
         raise RequestError(
             f"this model's context holds {limits.max_model_len} tokens; the prompt has {prompt_tokens} and leaves no room for an answer",
-            param="messages" if param == "max_completion_tokens" else "prompt",
+            param=prompt_param,
             code="context_length_exceeded",
         )
     if wanted is None:

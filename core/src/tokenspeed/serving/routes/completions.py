@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from litestar import Response, post
 
-from tokenspeed.errors import EngineError, RequestError
+from tokenspeed.errors import RequestError
 from tokenspeed.serving.body import read_json
 from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
-from tokenspeed.serving.protocol.answers import usage
+from tokenspeed.serving.protocol.answers import raise_failed, usage
 from tokenspeed.serving.protocol.completions import (
     CompletionRequest,
     LogprobsBuilder,
@@ -22,8 +22,13 @@ from tokenspeed.serving.protocol.completions import (
     parse_completion,
     prompts_of,
 )
-from tokenspeed.serving.protocol.parse import parse_object
-from tokenspeed.serving.protocol.sampling import StreamOptions, check_context, sampling_params, stop_strings
+from tokenspeed.serving.protocol.sampling import (
+    StreamOptions,
+    check_context,
+    parse_stream_options,
+    sampling_params,
+    stop_strings,
+)
 from tokenspeed.serving.sse import DONE, answer, event, stream_answer, to_json
 
 __all__ = ["completions"]
@@ -72,9 +77,7 @@ class _Job:
 async def _prepare(context: ServerContext, value: dict[str, Any]) -> _Job:
     body = parse_completion(value)
     context.check_model(body.model)
-    options = parse_object(body.stream_options or {}, StreamOptions, {}, "stream_options.")
-    if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options: needs stream to be true", param="stream_options")
+    options = parse_stream_options(body)
     limits = context.limits
     logprobs = -1 if body.logprobs is None else body.logprobs
     wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -117,25 +120,18 @@ async def _prepare(context: ServerContext, value: dict[str, Any]) -> _Job:
     return _Job(context, body, options, request, echoes, body.model or context.model_names[0])
 
 
-def _check(delta: Delta) -> None:
-    if delta.finish == "error":
-        raise EngineError(delta.error or "the request failed in the engine")
-
-
 async def _whole(job: _Job, generation: Generation) -> dict[str, Any]:
     texts = [[job.echo(choice)] for choice in generation.choices]
     entries: list[list[Any]] = [[] for _ in generation.choices]
     ends: dict[int, Delta] = {}
     while (deltas := await generation.next()) is not None:
         for delta in deltas:
-            _check(delta)
+            raise_failed(delta)
             at = delta.choice.index
             texts[at].append(delta.text)
             entries[at].extend(delta.entries or ())
             if delta.finish:
                 ends[at] = delta
-    if generation.abort_reason:
-        return {}
     shown = []
     for at, end in sorted(ends.items()):
         builder = job.logprobs(end.choice)
@@ -171,13 +167,11 @@ async def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, No
     heads = [opening + b"%d" % at + b',"text":' for at in range(len(generation.choices))]
     echoing = {choice.index for choice in generation.choices} if job.body.echo else set()
     builders = [job.logprobs(choice) for choice in generation.choices]
-    continuous = bool(job.options.continuous_usage_stats)
-    include = bool(job.options.include_usage) or continuous
-    tail = b',"usage":null}\n\n' if include else b"}\n\n"
+    tail = b',"usage":null}\n\n' if job.options.shows_usage else b"}\n\n"
     while (deltas := await generation.next()) is not None:
         out: list[bytes] = []
         for delta in deltas:
-            _check(delta)
+            raise_failed(delta)
             at = delta.choice.index
             text, builder = delta.text, builders[at]
             logprobs = builder.output(delta.entries) if builder is not None and delta.entries else None
@@ -189,7 +183,7 @@ async def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, No
                     logprobs = join_logprobs(first, logprobs) if logprobs is not None else first
             if not (text or logprobs or delta.finish):
                 continue
-            if continuous:
+            if job.options.continuous_usage_stats:
                 tail = b',"usage":' + to_json(usage(generation.choices, job.body.n, running=True)) + b"}\n\n"
             out += (
                 heads[at],

@@ -10,12 +10,12 @@ import msgspec
 from litestar import Response, post
 from msgspec import Meta
 
-from tokenspeed.errors import EngineError, RequestError
+from tokenspeed.errors import RequestError
 from tokenspeed.messages import TokenLogprobs
 from tokenspeed.serving.body import read_json
 from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
-from tokenspeed.serving.protocol.answers import finite, usage
+from tokenspeed.serving.protocol.answers import finite, raise_failed, usage
 from tokenspeed.serving.protocol.completions import check_ids
 from tokenspeed.serving.protocol.parse import Refused, parse_object
 from tokenspeed.serving.protocol.sampling import SamplingFields, check_context, sampling_params, stop_strings
@@ -136,11 +136,6 @@ async def _prepare(context: ServerContext, value: dict[str, Any]) -> _Job:
     return _Job(context, body, request)
 
 
-def _check(delta: Delta) -> None:
-    if delta.finish == "error":
-        raise EngineError(delta.error or "the request failed in the engine")
-
-
 def _logprob(token: int, found: TokenLogprobs | None) -> dict[str, Any]:
     if found is None:
         return {"id": token, "logprob": None, "top": []}
@@ -180,7 +175,7 @@ async def _whole(job: _Job, generation: Generation) -> list[dict[str, Any]]:
     ends: dict[int, Delta] = {}
     while (deltas := await generation.next()) is not None:
         for delta in deltas:
-            _check(delta)
+            raise_failed(delta)
             at = delta.choice.index
             texts[at].append(delta.text)
             ids[at] += delta.tokens
@@ -202,7 +197,7 @@ async def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, No
     while (deltas := await generation.next()) is not None:
         out = []
         for delta in deltas:
-            _check(delta)
+            raise_failed(delta)
             meta = _meta(job, delta.choice, delta)
             if job.body.return_logprob:
                 meta["output_logprobs"] = [_logprob(entry.token, entry.logprobs) for entry in delta.entries or ()]

@@ -1,0 +1,98 @@
+"""From the text of one choice to what its client sees: content, reasoning and tool calls, streamed or whole."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tokenspeed.interfaces.parser import ParserContext, ParserDelta
+from tokenspeed.interfaces.parsing import ChoiceParser
+
+__all__ = ["ChoiceText", "Told", "parser_context"]
+
+
+class Told(NamedTuple):
+    """What a piece of text amounts to; ``calls`` are ``tool_calls`` deltas of the OpenAI form."""
+
+    content: str
+    reasoning: str = ""
+    calls: Sequence[dict[str, Any]] = ()
+
+
+class ChoiceText:
+    """Sends the text of one choice through its parsers and keeps what a whole answer needs.
+
+    Args:
+        parser: the choice's parsers, or ``None``: all text is content.
+        parallel: whether more than one call may be told; later ones are dropped whole.
+    """
+
+    def __init__(self, parser: ChoiceParser | None, *, parallel: bool = True) -> None:
+        self._parser = parser
+        self._parallel = parallel
+        self._heads: list[dict[str, Any]] = []
+        self._arguments: list[list[str]] = []
+        self._reasoning: list[str] = []
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """The text must keep special tokens: some are markers."""
+        return self._parser is not None and self._parser.needs_special_tokens
+
+    @property
+    def called(self) -> bool:
+        """At least one call was told."""
+        return bool(self._heads)
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning so far."""
+        return "".join(self._reasoning)
+
+    def feed(self, text: str, *, last: bool = False) -> Told:
+        """What ``text`` completes; ``last`` also flushes what the parsers hold."""
+        if self._parser is None:
+            return Told(text)
+        told = self._take(self._parser.feed(text)) if text else Told("")
+        if not last:
+            return told
+        rest = self._take(self._parser.finish())
+        return Told(told.content + rest.content, told.reasoning + rest.reasoning, [*told.calls, *rest.calls])
+
+    def _take(self, delta: ParserDelta) -> Told:
+        calls = []
+        for call in delta.calls:
+            if call.index > 0 and not self._parallel:
+                continue
+            shown: dict[str, Any] = {"index": call.index}
+            if call.name is not None:
+                head = {"id": call.id or f"call_{uuid.uuid4().hex[:24]}", "type": "function", "name": call.name}
+                self._heads.append(head)
+                self._arguments.append([call.arguments])
+                function = {"name": call.name, "arguments": call.arguments}
+                calls.append({**shown, "id": head["id"], "type": "function", "function": function})
+            else:
+                self._arguments[call.index].append(call.arguments)
+                calls.append({**shown, "function": {"arguments": call.arguments}})
+        if delta.reasoning:
+            self._reasoning.append(delta.reasoning)
+        return Told(delta.content, delta.reasoning, calls)
+
+    def message_calls(self) -> list[dict[str, Any]]:
+        """All calls for a whole message."""
+        return [
+            {"id": head["id"], "type": "function", "function": {"name": head["name"], "arguments": "".join(arguments)}}
+            for head, arguments in zip(self._heads, self._arguments, strict=True)
+        ]
+
+
+def parser_context(
+    tools: Sequence[Mapping[str, Any]],
+    prompt: str,
+    token_text: Mapping[int, str],
+    messages: Sequence[Mapping[str, Any]],
+) -> ParserContext:
+    """What the parsers of one choice are built from."""
+    calls = sum(len(message.get("tool_calls", ())) for message in messages)
+    return ParserContext(tools=tools, prompt_tail=prompt[-4096:], token_text=token_text, history_calls=calls)

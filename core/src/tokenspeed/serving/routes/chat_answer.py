@@ -1,0 +1,146 @@
+"""The answer of a chat completion: one JSON body, or chunks.
+
+Finish reasons, the same in both forms: ``stop`` (end token, stop token or stop string), ``tool_calls`` (the same, after at least one call), ``length``,
+``abort`` (asked for on the control port). A call that was cut by ``length`` has unfinished arguments.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from tokenspeed.serving.choice_text import ChoiceText, Told
+from tokenspeed.serving.context import ServerContext
+from tokenspeed.serving.generation import Delta, Generation, GenerationRequest
+from tokenspeed.serving.protocol.answers import chat_logprobs, raise_failed, usage
+from tokenspeed.serving.protocol.chat import ChatRequest
+from tokenspeed.serving.protocol.sampling import StreamOptions
+from tokenspeed.serving.sse import DONE, event, to_json
+
+__all__ = ["ChatJob", "stream_chat", "whole_chat"]
+
+
+@dataclass
+class ChatJob:
+    """A checked request on its way; ``texts`` holds the text of each choice."""
+
+    context: ServerContext
+    body: ChatRequest
+    options: StreamOptions
+    request: GenerationRequest
+    model: str
+    texts: list[ChoiceText]
+
+    def finish_reason(self, delta: Delta) -> str:
+        """``tool_calls`` where the model ended by itself after a call; a cut or abort keeps its own name."""
+        return "tool_calls" if delta.finish == "stop" and self.texts[delta.choice.index].called else delta.finish
+
+    def logprobs(self, entries: list[Any]) -> dict[str, Any]:
+        """The chat shape of log probabilities."""
+        return chat_logprobs(self.context.llm.tokenizer, entries, self.body.top_logprobs or 0)
+
+
+async def whole_chat(job: ChatJob, generation: Generation) -> dict[str, Any]:
+    """The whole answer.
+
+    Raises:
+        EngineError: a choice failed in the engine, or the engine is gone.
+    """
+    contents: list[list[str]] = [[] for _ in generation.choices]
+    entries: list[list[Any]] = [[] for _ in generation.choices]
+    ends: dict[int, Delta] = {}
+    while (deltas := await generation.next()) is not None:
+        for delta in deltas:
+            raise_failed(delta)
+            at = delta.choice.index
+            contents[at].append(job.texts[at].feed(delta.text, last=bool(delta.finish)).content)
+            entries[at].extend(delta.entries or ())
+            if delta.finish:
+                ends[at] = delta
+    return {
+        "id": job.request.request_id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": job.model,
+        "choices": [_choice(job, at, "".join(contents[at]), entries[at], end) for at, end in sorted(ends.items())],
+        "usage": usage(generation.choices, job.body.n),
+    }
+
+
+def _choice(job: ChatJob, at: int, content: str, entries: list[Any], end: Delta) -> dict[str, Any]:
+    text = job.texts[at]
+    calls, reasoning = text.message_calls(), text.reasoning
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+        "refusal": None,
+    }
+    if reasoning:
+        message |= _both_names(reasoning)
+    if calls:
+        message["tool_calls"] = calls
+    return {
+        "index": at,
+        "message": message,
+        "logprobs": job.logprobs(entries) if job.body.logprobs else None,
+        "finish_reason": job.finish_reason(end),
+        "stop_reason": end.stop_reason,
+    }
+
+
+async def stream_chat(job: ChatJob, generation: Generation) -> AsyncGenerator[bytes, None]:
+    """The chunks. Those of one wake-up are joined into one write; the fixed parts of a chunk are encoded once."""
+    head = {
+        "id": job.request.request_id,
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": job.model,
+    }
+    opening = b"data: " + to_json(head)[:-1] + b',"choices":[{"index":'
+    heads = [opening + b"%d" % at + b',"delta":' for at in range(len(generation.choices))]
+    begun: set[int] = set()
+    tail = b',"usage":null}\n\n' if job.options.shows_usage else b"}\n\n"
+    while (deltas := await generation.next()) is not None:
+        out: list[bytes] = []
+        for delta in deltas:
+            raise_failed(delta)
+            at = delta.choice.index
+            if job.options.continuous_usage_stats:
+                tail = b',"usage":' + to_json(usage(generation.choices, job.body.n, running=True)) + b"}\n\n"
+            if at not in begun:
+                begun.add(at)
+                role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+                out += (heads[at], role, tail)
+            told = job.texts[at].feed(delta.text, last=bool(delta.finish))
+            if not (told.content or told.calls or told.reasoning or delta.entries or delta.finish):
+                continue
+            logprobs = to_json(job.logprobs(delta.entries)) if delta.entries else b"null"
+            out += (heads[at], _delta(told, last=bool(delta.finish)), b',"logprobs":', logprobs, b',"finish_reason":')
+            if delta.finish:
+                out += (to_json(job.finish_reason(delta)), b',"stop_reason":', to_json(delta.stop_reason), b"}]", tail)
+            else:
+                out += (b"null}]", tail)
+        if out:
+            yield b"".join(out)
+    if generation.abort_reason:
+        return
+    totals = {**head, "choices": [], "usage": usage(generation.choices, job.body.n)}
+    yield (event(totals) if job.options.include_usage else b"") + DONE
+
+
+def _delta(told: Told, *, last: bool) -> bytes:
+    if not told.calls and not told.reasoning:
+        return b"{}" if last and not told.content else b'{"content":' + to_json(told.content) + b"}"
+    shown: dict[str, Any] = {"content": told.content} if told.content else {}
+    if told.reasoning:
+        shown |= _both_names(told.reasoning)
+    if told.calls:
+        shown["tool_calls"] = told.calls
+    return to_json(shown)
+
+
+def _both_names(reasoning: str) -> dict[str, str]:
+    """Clients read one or the other."""
+    return {"reasoning_content": reasoning, "reasoning": reasoning}
