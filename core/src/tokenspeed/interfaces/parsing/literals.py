@@ -29,7 +29,6 @@ _ESCAPES = {
     "f": "\f",
     "a": "\a",
     "v": "\v",
-    "0": "\0",
     "\\": "\\",
     "'": "'",
     '"': '"',
@@ -228,11 +227,21 @@ class LiteralStream:
         self._state = self._string
         if char in _HEXADECIMAL:
             self._atom, self._count, self._state = "", _HEXADECIMAL[char], self._digits
+        elif char in "01234567":
+            self._atom, self._state = char, self._octal
         elif char in _ESCAPES:
             self._emit(_ESCAPES[char])
         else:  # Python keeps the backslash of an escape that it does not know
             self._emit("\\" + char)
         return at + 1
+
+    def _octal(self, text: str, at: int) -> int:
+        if text[at] in "01234567" and len(self._atom) < 3:
+            self._atom += text[at]
+            return at + 1
+        self._emit(chr(int(self._atom, 8)))
+        self._state = self._string
+        return at
 
     def _digits(self, text: str, at: int) -> int:
         if text[at] not in "0123456789abcdefABCDEF":
