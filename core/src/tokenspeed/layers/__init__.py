@@ -1,4 +1,4 @@
-"""What models are made of. Models reach these through ``interfaces.model.ModelContext``; only ``RopeConfig``, the dense decoder and helpers are named directly."""
+"""What models are made of. Models reach these through ``interfaces.model.ModelContext``; named directly are only the dense decoder, ``RopeConfig`` and helpers."""
 
 from __future__ import annotations
 

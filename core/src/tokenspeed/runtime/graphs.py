@@ -31,7 +31,7 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def capture_sizes(max_rows: int, asked: Iterable[int] = ()) -> tuple[int, ...]:
-    """Row counts to capture, ascending: those asked for that a step can have, or steps of an eighth from 16 on, so that at most that much is filled up."""
+    """Row counts to capture, ascending: those asked for that a step can have; otherwise powers of two to 8, then steps of 8 to 64, 16 to 256 and 32."""
     chosen = {size for size in asked if 0 < size <= max_rows}
     if chosen:
         return tuple(sorted(chosen))

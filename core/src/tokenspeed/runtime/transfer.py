@@ -64,7 +64,7 @@ class Download:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.Event | None = None
         if tensor.device.type == "cpu":
-            self._host = tensor
+            self._host = tensor.clone()
             return
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._host.copy_(tensor, non_blocking=True)

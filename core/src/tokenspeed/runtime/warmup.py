@@ -13,7 +13,7 @@ __all__ = ["made_up_plan", "warm_up"]
 
 
 def made_up_plan(extends: Sequence[int], decodes: int = 0) -> PlanArrays:
-    """A plan of prompts of ``extends`` tokens and ``decodes`` rows after them, in slots 0, 1, ... whose page tables are still zero: they all write to page 0."""
+    """A plan of prompts of ``extends`` tokens and ``decodes`` rows after them, in slots 0, 1, ... whose page tables are still zero: all write to page 0."""
     rows, none = len(extends) + decodes, np.zeros(0, dtype=np.int32)
     query_lens = np.array([*extends, *[1] * decodes], dtype=np.int32)
     return PlanArrays(
@@ -44,7 +44,11 @@ def warm_up(executor: ModelExecutor, *, max_rows: int, max_tokens: int, max_mode
     sizes = {1, 2, 3, longest} | {size + more for size in (4, 8, 16, 32, 64, 128, 256) for more in (0, 1)}
     plans = [made_up_plan([size]) for size in sorted(sizes) if size <= longest]
     if max_rows >= 2 and longest >= 4:
-        plans += [made_up_plan([3], decodes) for decodes in (1, 2, 5, 16, 33) if decodes < max_rows and decodes + 3 <= max_tokens]
+        plans += [
+            made_up_plan([3], decodes)
+            for decodes in (1, 2, 5, 16, 33)
+            if decodes < max_rows and decodes + 3 <= max_tokens
+        ]
         plans.append(made_up_plan([2, 1]))
     for plan in plans:
         executor.execute(plan).result()

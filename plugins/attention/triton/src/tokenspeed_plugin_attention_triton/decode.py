@@ -76,7 +76,7 @@ def decode_items(
                 v_at = v_ptr + page[:, None] * v_page + (pos % PAGE)[:, None] * v_pos + head * v_head + dv[None, :]
                 k = tl.load(k_at, mask=there[None, :] & (d < D)[:, None], other=0.0)
             v = tl.load(v_at, mask=there[:, None] & (dv < DV)[None, :], other=0.0)
-            s = tl.dot(q, k.to(q.dtype)) * scale
+            s = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
             if SOFTCAP:
                 s = softcap * (2.0 * tl.sigmoid(2.0 * s / softcap) - 1.0)
             s = s * LOG2E
@@ -90,7 +90,7 @@ def decode_items(
             p = tl.exp2(s - base[:, None])
             fade = tl.exp2(top - base)
             total = total * fade + tl.sum(p, axis=1)
-            acc = acc * fade[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype))
+            acc = acc * fade[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision="ieee")
             top = new_top
         single = tl.load(parts_ptr + row, mask=live, other=0) == 1
         if SINKS:

@@ -17,7 +17,7 @@ def _fold(s, v, q, top, total, acc):
     p = tl.exp2(s - base[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(p, axis=1)
-    acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * fade[:, None])
+    acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * fade[:, None], input_precision="ieee")
     return new_top, total, acc
 
 
@@ -62,7 +62,7 @@ def extend_blocks(
             page = tl.load(table + start // PAGE).to(tl.int64)
             inner = start % PAGE + n
             k = tl.load(k_base + page * s_page + inner[None, :] * s_pos + d[:, None])
-            s = tl.dot(q, k.to(q.dtype)) * factor
+            s = tl.dot(q, k.to(q.dtype), input_precision="ieee") * factor
             v = tl.load(v_base + page * v_page + inner[:, None] * v_pos + dv[None, :])
             top, total, acc = _fold(s, v, q, top, total, acc)
     if WINDOW:
@@ -81,7 +81,7 @@ def extend_blocks(
             v_at = v_base + page[:, None] * v_page + (pos % PAGE)[:, None] * v_pos + dv[None, :]
         k = tl.load(k_at, mask=there[None, :] & (d < D)[:, None], other=0.0)
         v = tl.load(v_at, mask=there[:, None] & (dv < DV)[None, :], other=0.0)
-        s = tl.dot(q, k.to(q.dtype)) * scale
+        s = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
         if SOFTCAP:
             s = softcap * (2.0 * tl.sigmoid(2.0 * s / softcap) - 1.0)
         seen = pos[None, :] < limit[:, None]

@@ -154,7 +154,7 @@ class DecodeWork:
             decode_items[(self.programs,)](
                 q, k, v, page_table, seq_lens, items.tensor, self._counts.tensor[index:], self._parts.tensor, out, self.acc, self.max_sum, sink,
                 heads, self.kv_heads, page_table.stride(0), *_strides(k, layout), *_strides(v, layout), scale, softcap, window,
-                BM=tile, num_warps=warps, num_stages=stages, **meta,
+                BM=tile, num_warps=warps, num_stages=stages if q.element_size() == 2 else 1, **meta,
             )  # fmt: skip
         if self.has_split:
             merge_parts[(tokens, heads)](
@@ -192,6 +192,6 @@ def run_extend(
         G=heads // kv_heads, D=dim, DV=v_dim, PAGE=page_size, BM=block_rows, BN=EXTEND_KV,
         BD=triton.next_power_of_2(dim), BDV=triton.next_power_of_2(v_dim),
         SOFTCAP=softcap > 0.0, SINKS=sinks is not None, WINDOW=window > 0, IN_PAGE=page_size % EXTEND_KV == 0,
-        num_warps=4 if block_rows <= 64 else 8, num_stages=EXTEND_STAGES if q.element_size() == 2 else 2,
+        num_warps=4 if block_rows <= 64 else 8, num_stages=EXTEND_STAGES if q.element_size() == 2 else 1,
     )  # fmt: skip
     return out

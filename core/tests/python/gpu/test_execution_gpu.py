@@ -1,0 +1,221 @@
+"""On an accelerator the engine gives the tokens of the CPU reference, however it runs the steps; and in the steady state it waits for nothing.
+
+Needs the plugins hardware-cuda, kernels-triton, attention-triton and models-llama.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.assembly import assemble
+from tokenspeed.engine.local import LocalEngine
+from tokenspeed.messages import SamplingParams
+from tokenspeed.weights.describe import describe_model
+
+pytestmark = pytest.mark.gpu
+
+HIDDEN, LAYERS, VOCAB, HEADS, KV_HEADS, DIM = 256, 4, 1000, 8, 2, 64
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": 512,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": DIM,
+    "vocab_size": VOCAB,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+}
+GREEDY = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Directory of a small Llama with random fp32 weights."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * (1.6 / shape[-1] ** 0.5)
+
+    tensors = {"model.embed_tokens.weight": draw(VOCAB, HIDDEN) * 8, "model.norm.weight": torch.ones(HIDDEN)}
+    for i in range(LAYERS):
+        at = f"model.layers.{i}"
+        tensors |= {
+            f"{at}.self_attn.q_proj.weight": draw(HEADS * DIM, HIDDEN),
+            f"{at}.self_attn.k_proj.weight": draw(KV_HEADS * DIM, HIDDEN),
+            f"{at}.self_attn.v_proj.weight": draw(KV_HEADS * DIM, HIDDEN),
+            f"{at}.self_attn.o_proj.weight": draw(HIDDEN, HEADS * DIM),
+            f"{at}.mlp.gate_proj.weight": draw(512, HIDDEN),
+            f"{at}.mlp.up_proj.weight": draw(512, HIDDEN),
+            f"{at}.mlp.down_proj.weight": draw(HIDDEN, 512),
+            f"{at}.input_layernorm.weight": torch.ones(HIDDEN),
+            f"{at}.post_attention_layernorm.weight": torch.ones(HIDDEN),
+        }
+    directory = tmp_path_factory.mktemp("model")
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    return str(directory)
+
+
+def engine(checkpoint: str, **settings) -> LocalEngine:
+    settings = {
+        "dtype": "float32",
+        "max_num_seqs": 16,
+        "max_total_tokens": 16384,
+        "chunked_prefill_size": 512,
+    } | settings
+    return LocalEngine(assemble(EngineConfig(model=checkpoint, **settings), describe_model(checkpoint, "auto")))
+
+
+def prompts() -> list[list[int]]:
+    """Lengths on both sides of page and block borders; some share a prefix of several pages."""
+    rng = np.random.default_rng(3)
+    shared = rng.integers(0, VOCAB, 320).tolist()
+    own = [rng.integers(0, VOCAB, n).tolist() for n in (1, 7, 63, 64, 65, 200, 700)]
+    return own + [shared + rng.integers(0, VOCAB, n).tolist() for n in (3, 40, 64, 129)]
+
+
+def tokens(engine: LocalEngine, params: SamplingParams = GREEDY) -> list[list[int]]:
+    return [[t for part in parts for t in part.tokens] for parts in engine.generate(prompts(), params)]
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint):
+    """Greedy tokens of the CPU reference."""
+    return tokens(engine(checkpoint, device="cpu", plugins="models-llama"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"enforce_eager": True},
+        {"disable_overlap_schedule": True},
+        {"enforce_eager": True, "disable_overlap_schedule": True},
+        {"chunked_prefill_size": 64},
+        {"chunked_prefill_size": 100, "max_num_seqs": 5},
+        {"cudagraph_capture_sizes": (4, 16)},
+        {"max_total_tokens": 1600},
+        {"enable_prefix_caching": False},
+    ],
+    ids=[
+        "default",
+        "eager",
+        "no overlap",
+        "eager, no overlap",
+        "chunks",
+        "few rows",
+        "two graphs",
+        "retracted",
+        "no reuse",
+    ],
+)
+def test_greedy_tokens_in_fp32_are_those_of_the_cpu_reference(checkpoint, reference, settings):
+    made = engine(checkpoint, **settings)
+    assert tokens(made) == reference
+    assert tokens(made) == reference, "and the same with the prompts in the cache"
+
+
+def test_requests_aborted_in_flight_leave_the_others_alone(checkpoint, reference):
+    made = engine(checkpoint)
+    rids = [made.add_request(prompt, GREEDY) for prompt in prompts()]
+    found: dict[int, list[int]] = {rid: [] for rid in rids}
+    for step in range(10_000):
+        if not made.busy:
+            break
+        if step == 6:
+            for rid in rids[::3]:
+                made.abort(rid)
+        for item in made.step():
+            found[item.rid] += item.tokens
+    for number, rid in enumerate(rids):
+        if number % 3:
+            assert found[rid] == reference[number]
+        else:
+            assert found[rid] == reference[number][: len(found[rid])]
+
+
+def test_bf16_departs_only_where_two_tokens_are_close(checkpoint, reference):
+    """The first token that differs must have been a near tie: the reference's logprobs of the two lie within bf16's error."""
+    scored = engine(checkpoint, device="cpu", plugins="models-llama")
+    params = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True, logprobs=10)
+    outputs = scored.generate(prompts(), params)
+    drawn = tokens(engine(checkpoint, dtype="bfloat16"))
+    same = 0
+    for parts, expected, got in zip(outputs, reference, drawn, strict=True):
+        tops = [entry for part in parts for entry in part.logprobs or []]
+        for at, (want, have) in enumerate(zip(expected, got, strict=True)):
+            if want == have:
+                same += 1
+                continue
+            entry = tops[at]
+            assert have in entry.top_ids, "a token far from the best was chosen"
+            assert entry.logprob - entry.top_logprobs[entry.top_ids.index(have)] < 0.35
+            break
+    assert same > 24, "most prompts start alike"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.8},
+        {"temperature": 1.0, "top_p": 0.9, "top_k": 20},
+        {"temperature": 0.7, "presence_penalty": 0.5},
+    ],
+)
+def test_seeded_draws_do_not_depend_on_graphs_or_overlap(checkpoint, params):
+    wanted = SamplingParams(max_new_tokens=16, ignore_eos=True, seed=11, **params)
+    first = tokens(engine(checkpoint), wanted)
+    assert tokens(engine(checkpoint, enforce_eager=True, disable_overlap_schedule=True), wanted) == first
+
+
+def test_steady_decode_steps_synchronise_nothing(checkpoint):
+    made = engine(checkpoint)
+    for prompt in prompts():
+        made.add_request(prompt, SamplingParams(max_new_tokens=300, temperature=0.0, ignore_eos=True))
+    for _ in range(20):
+        made.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(100):
+            assert made.step()
+        made.add_request(prompts()[5], GREEDY)  # and a prompt that arrives meanwhile
+        for _ in range(20):
+            assert made.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_nothing_compiles_after_ready(checkpoint):
+    from triton import knobs
+
+    made = engine(checkpoint, dtype="bfloat16")
+    compiled: list[str] = []
+    before = knobs.runtime.jit_post_compile_hook
+    knobs.runtime.jit_post_compile_hook = lambda **what: compiled.append(str(what.get("repr"))) and None
+    try:
+        rng = np.random.default_rng(5)
+        for _ in range(200):
+            made.add_request(
+                rng.integers(0, VOCAB, int(rng.integers(1, 900))).tolist(),
+                SamplingParams(
+                    max_new_tokens=int(rng.integers(1, 30)), temperature=float(rng.integers(0, 2)), ignore_eos=True
+                ),
+            )
+        while made.busy:
+            made.step()
+    finally:
+        knobs.runtime.jit_post_compile_hook = before
+    assert not compiled
