@@ -35,7 +35,7 @@ def kernel_registry(
     """The reference kernels and ``extra``, chosen among as in an engine."""
     shared: dict[str, Any] = {}
 
-    def context(plugin: str) -> KernelContext:
+    def context(plugin: str) -> KernelContext:  # noqa: ARG001
         return KernelContext(device=torch.device(device), threads=threads, shared=shared)
 
     contributions = [Contribution("builtin", spec) for spec in REFERENCE_KERNELS]
@@ -107,7 +107,7 @@ class ModelHarness:
             dtype=dtype, device=torch.device("cpu"), select_kernel=registry.select, groups=groups, kv_layout=layout
         )
         self.description = description
-        self.model: CausalLM = model_class(config, context)  # type: ignore[call-arg]
+        self.model: CausalLM = model_class(config, context)
         check_complete(self.model, self.model.load_weights(iterate_weights(description, model=self.model)))
         self.groups = model_class.cache_groups(config, group.size if group else 1)
         self.cache = PagedCache(

@@ -58,7 +58,9 @@ class PagedCache:
 
     def _shape(self, pages: int, dim: int) -> tuple[int, ...]:
         heads = self.groups[0].kv_heads
-        return (pages, self.page_size, heads, dim) if self.layout is KVLayout.NHD else (pages, heads, self.page_size, dim)
+        return (
+            (pages, self.page_size, heads, dim) if self.layout is KVLayout.NHD else (pages, heads, self.page_size, dim)
+        )
 
     def layer(self, index: int) -> LayerKV:
         """Pages of a layer."""

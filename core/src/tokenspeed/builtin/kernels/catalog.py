@@ -6,8 +6,9 @@ from tokenspeed.plugins import KernelSpec, Priority
 
 __all__ = ["REFERENCE_KERNELS"]
 
-_ATTENTION = frozenset({"window", "softcap", "sinks"})
+# The element type of the pages may differ from that of the rest.
 _KV_CASTS = frozenset({"kv_fp32", "kv_bf16", "kv_fp16"})
+_ATTENTION = frozenset({"window", "softcap", "sinks"}) | _KV_CASTS
 
 
 def _spec(

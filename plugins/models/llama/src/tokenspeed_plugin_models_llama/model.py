@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+
 from tokenspeed.interfaces.batch import ForwardBatch
 from tokenspeed.interfaces.model import CausalLM, ModelContext
 from tokenspeed.layers import RopeConfig, load_weights, shard_heads
 from tokenspeed.types import CacheGroup
-from torch import nn
 
 __all__ = ["LlamaForCausalLM", "MistralForCausalLM"]
 
@@ -144,10 +145,9 @@ class _Decoder(nn.Module):
         self.norm = ctx.rms_norm(f"{prefix}.norm", shape.hidden, shape.eps, reduce="dense")
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        if batch.inputs_embeds is None:
-            hidden = self.embed_tokens(batch.input_ids)
-        else:
-            hidden = batch.inputs_embeds.clone()  # it becomes the residual, which is added to in place
+        given = batch.inputs_embeds
+        # A copy of given ones: the hidden states become the residual, which is added to in place.
+        hidden = self.embed_tokens(batch.input_ids) if given is None else given.clone()
         residual = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, batch)

@@ -1,0 +1,200 @@
+"""Conformance suite of attention backends: every kind of step, compared with the reference backend.
+
+::
+
+    class TestMine(AttentionBackendSuite):
+        spec = AttentionBackendSpec(name="mine", target="my_package.backend:MyAttention", supports=AttentionSupport(...))
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from tokenspeed.builtin.attention.torch_backend import TorchAttention
+from tokenspeed.builtin.kernels.cache import write
+from tokenspeed.interfaces.attention import AttentionBackend, AttentionLayer
+from tokenspeed.interfaces.batch import ForwardBatch
+from tokenspeed.plugins.selection import load_target
+from tokenspeed.plugins.specs import AttentionBackendSpec, KernelSpec
+from tokenspeed.testing.harness import attention_context, kernel_registry
+from tokenspeed.testing.paged import PagedCache, Session
+from tokenspeed.types import CacheGroup, KVLayout
+
+__all__ = ["AttentionBackendSuite"]
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SIZES = (16, 64, 128)
+
+
+class AttentionBackendSuite:
+    """Subclass it, name the ``spec``, and pytest collects the inherited tests.
+
+    Attributes:
+        spec: the backend. What its ``supports`` declares is what is tested.
+        kernels: kernels of plugins that it may choose among, besides the references.
+        device, platform, capability: where it runs.
+        tolerance: largest difference by element type.
+        heads: (query heads, KV heads).
+    """
+
+    spec: ClassVar[AttentionBackendSpec]
+    kernels: ClassVar[tuple[KernelSpec, ...]] = ()
+    device: ClassVar[str] = "cpu"
+    platform: ClassVar[str] = "cpu"
+    capability: ClassVar[tuple[int, ...]] = ()
+    tolerance: ClassVar[dict[str, float]] = {"fp32": 2e-5, "bf16": 2e-2, "fp16": 3e-3}
+    heads: ClassVar[tuple[tuple[int, int], ...]] = ((6, 2), (4, 4))
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Parametrise with what the spec supports: layouts by page sizes, then each element type, then head counts and sizes."""
+        if "setup" in metafunc.fixturenames:
+            supports = self.spec.supports
+            sizes = supports.page_sizes[:3] or (4, 16)
+            dims = [d for d in _SIZES if not supports.head_dims or d in supports.head_dims] or list(
+                supports.head_dims[:1]
+            )
+            dtypes = supports.dtypes or ("fp32", "bf16")
+            first = (self.heads[0], dims[-1])
+            chosen = [(lay, size, dtypes[0], *first) for lay in supports.layouts for size in sizes]
+            chosen += [(supports.layouts[0], sizes[-1], dtype, *first) for dtype in dtypes[1:]]
+            chosen += [(supports.layouts[0], sizes[0], dtypes[0], heads, dim) for heads in self.heads for dim in dims]
+            unique = list(dict.fromkeys(chosen))
+            ids = [f"{lay}-page {size}-{dtype}-{h[0]}/{h[1]} heads of {dim}" for lay, size, dtype, h, dim in unique]
+            metafunc.parametrize("setup", unique, ids=ids, indirect=True)
+
+    @pytest.fixture
+    def setup(self, request: pytest.FixtureRequest) -> _Bench:
+        """A backend under test beside the reference, over one cache."""
+        layout, page_size, dtype, heads, dim = request.param
+        return _Bench(self, KVLayout(layout), page_size, dtype, heads, dim)
+
+    def test_prompts(self, setup: _Bench) -> None:
+        """Fresh prompts of unequal length: causal within each row, nothing from its neighbours."""
+        setup.check(extend=[(Session(), n) for n in (1, 7, 16, 33)])
+
+    def test_chunks_over_a_prefix(self, setup: _Bench) -> None:
+        """Later chunks read what earlier ones stored."""
+        sessions = [Session() for _ in range(3)]
+        setup.check(extend=list(zip(sessions, (5, 16, 17), strict=True)))
+        setup.check(extend=list(zip(sessions, (9, 1, 30), strict=True)))
+
+    def test_decode(self, setup: _Bench) -> None:
+        """One token a row, lengths on both sides of a page border."""
+        sessions = setup.grown(1, 3, 4, 15, 16, 17, 50)
+        for _ in range(3):
+            setup.check(decode=[(session, 1) for session in sessions])
+
+    def test_decode_of_several_tokens(self, setup: _Bench) -> None:
+        """Rows of width 3 (speculation): each query token reads up to itself."""
+        sessions = setup.grown(2, 13, 31)
+        setup.check(decode=[(session, 3) for session in sessions])
+
+    def test_mixed_step(self, setup: _Bench) -> None:
+        """Prefill chunks and decodes in one step."""
+        running = setup.grown(4, 20, 33)
+        setup.check(extend=[(Session(), 10), (running[2], 6)], decode=[(session, 1) for session in running[:2]])
+
+    def test_shared_pages(self, setup: _Bench) -> None:
+        """Rows that share pages of a prefix, told through nested intervals in a step with a prefill chunk before them."""
+        size = setup.page_size
+        (root,) = setup.grown(3 * size)
+        rows = [setup.cache.share(root, 3 * size), setup.cache.share(root, 3 * size), setup.cache.share(root, 2 * size)]
+        setup.check(extend=[(row, 2) for row in rows])
+        # Row 0 is the chunk; rows 1 to 3 share two pages, of which rows 1 and 2 share a third.
+        setup.check(extend=[(Session(), 5)], decode=[(row, 1) for row in rows], intervals=[(1, 4, 0, 2), (1, 3, 2, 1)])
+
+    def test_window(self, setup: _Bench) -> None:
+        """A layer with a sliding window beside one without."""
+        if "window" not in self.spec.supports.kinds:
+            pytest.skip("the spec does not list the kind window")
+        setup.layers = [AttentionLayer(index=0, scale=0.2, window=5), AttentionLayer(index=1, scale=0.2)]
+        sessions = setup.grown(3, 18, 40)
+        setup.check(extend=[(Session(), 19)], decode=[(session, 1) for session in sessions])
+
+    def test_sinks(self, setup: _Bench) -> None:
+        """Attention sinks take part in the softmax and add no value."""
+        if not self.spec.supports.sinks:
+            pytest.skip("the spec does not declare sinks")
+        sinks = torch.linspace(-1, 2, setup.q_heads, device=self.device)
+        setup.layers = [AttentionLayer(index=0, scale=0.2, sinks=sinks)]
+        sessions = setup.grown(3, 18)
+        setup.check(extend=[(Session(), 19)], decode=[(session, 1) for session in sessions])
+
+
+class _Bench:
+    """The backend under test and the reference, over one cache that both read."""
+
+    def __init__(
+        self,
+        suite: AttentionBackendSuite,
+        layout: KVLayout,
+        page_size: int,
+        dtype: str,
+        heads: tuple[int, int],
+        dim: int,
+    ) -> None:
+        device = torch.device(suite.device)
+        group = CacheGroup(kind="full", layers=(0, 1), kv_heads=heads[1], head_dim=dim, v_head_dim=dim)
+        registry = kernel_registry(
+            *suite.kernels, platform=suite.platform, capability=suite.capability, device=suite.device
+        )
+        self.page_size, self.q_heads, self.group, self.dtype = page_size, heads[0], group, _DTYPES[dtype]
+        self.tolerance = suite.tolerance[dtype]
+        self.cache = PagedCache(
+            [group], page_size=page_size, num_pages=96, layout=layout, dtype=self.dtype, device=device
+        )
+        context = attention_context(
+            group, heads[0], page_size=page_size, layout=layout, dtype=self.dtype, device=device, kernels=registry
+        )
+        self.backend: AttentionBackend = load_target(suite.spec.target)(context)
+        self.reference = TorchAttention(context)
+        self.layers = [AttentionLayer(index=0, scale=dim**-0.5), AttentionLayer(index=1, scale=0.3)]
+        self.random = torch.Generator().manual_seed(3)
+
+    def grown(self, *lengths: int) -> list[Session]:
+        """Sessions that already hold so many tokens."""
+        sessions = [Session() for _ in lengths]
+        self._store(self.cache.batch(extend=[(s, [0] * n) for s, n in zip(sessions, lengths, strict=True)]))
+        return sessions
+
+    def check(
+        self,
+        *,
+        extend: list[tuple[Session, int]] | None = None,
+        decode: list[tuple[Session, int]] | None = None,
+        intervals: list[tuple[int, int, int, int]] | None = None,
+    ) -> None:
+        """Run one step of so many new tokens a row through both, layer by layer, and compare."""
+        batch = self.cache.batch(
+            extend=[(session, [0] * count) for session, count in extend or ()],
+            decode=[(session, [0] * count) for session, count in decode or ()],
+            prefix_intervals=intervals or (),
+        )
+        self._store(batch)
+        self.backend.init_forward_metadata(batch)
+        self.reference.init_forward_metadata(batch)
+        for layer in self.layers:
+            kv = self.cache.layer(layer.index)
+            q = self._randn(batch.num_tokens, self.q_heads, self.group.head_dim)
+            cut = batch.num_extend_tokens
+            for phase, part in (("forward_extend", q[:cut]), ("forward_decode", q[cut:])):
+                if part.shape[0]:
+                    got = getattr(self.backend, phase)(part.contiguous(), kv, layer, batch)
+                    expected = getattr(self.reference, phase)(part.contiguous(), kv, layer, batch)
+                    assert got.shape == expected.shape
+                    assert got.dtype == self.dtype
+                    close: Any = torch.testing.assert_close
+                    close(got, expected, rtol=self.tolerance, atol=self.tolerance, msg=lambda m, p=phase: f"{p}: {m}")
+
+    def _store(self, batch: ForwardBatch) -> None:
+        """What the layer does before a backend is called: keys and values of the step, into the pages."""
+        for index in self.group.layers:
+            kv = self.cache.layer(index)
+            shape = (batch.num_tokens, self.group.kv_heads, self.group.head_dim)
+            write(self._randn(*shape), self._randn(*shape), kv.k, kv.v, batch.slot_mapping[0], self.cache.layout.value)
+
+    def _randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.random).to(device=self.cache.device, dtype=self.dtype)

@@ -1,0 +1,1 @@
+"""Attention on CPU: a batched backend, and kernels on torch's scaled dot product attention."""
