@@ -53,8 +53,11 @@ class ReasoningParser(ABC):
     #: Whether the text must keep special tokens (the markers are special tokens of the vocabulary).
     needs_special_tokens: bool = False
 
-    #: The markers, for the caller to find the tokens that spell one whole marker each (see ``feed``). Empty: spans are of no use here and ignored.
+    #: The markers of the reasoning.
     markers: tuple[str, ...] = ()
+
+    #: Whether each marker is one token of the vocabulary, so that ``feed`` can be told which ones are real; if not, it ignores what it is told.
+    single_tokens: bool = False
 
     def __init__(self, ctx: ReasoningContext) -> None:
         self.ctx = ctx

@@ -7,6 +7,7 @@ import json
 import pytest
 from tokenspeed_plugin_parsers_kimi.reasoning import KimiK2ReasoningParser, KimiReasoningParser
 from tokenspeed_plugin_parsers_kimi.tools import KimiK2ToolParser
+from tokenspeed_plugin_parsers_kimi.xtml import KimiK3ReasoningParser, KimiK3ToolParser
 
 from tokenspeed.interfaces.parser import ParserContext
 from tokenspeed.testing.reasoning_parser import ReasoningParserSuite, ReasoningSample
@@ -94,4 +95,79 @@ class TestReasoning(ReasoningParserSuite):
     samples = (
         ReasoningSample("hm</think>Paris", "hm", "Paris", open_prompt),
         ReasoningSample("Paris", "", "Paris", plain_prompt),
+    )
+
+
+def xtml(*items: tuple[str, dict]) -> str:
+    kinds = {
+        str: "string",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+        type(None): "null",
+        list: "array",
+        dict: "object",
+    }
+    text = ""
+    for index, (name, arguments) in enumerate(items, 1):
+        text += f'<|open|>call tool="{name}" index="{index}"<|sep|>'
+        for key, value in arguments.items():
+            written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text += f'<|open|>argument key="{key}" type="{kinds[type(value)]}"<|sep|>{written}<|close|>argument<|sep|>'
+        text += "<|close|>call<|sep|>"
+    return f"<|open|>tools<|sep|>{text}<|close|>tools<|sep|>"
+
+
+class TestK3(ToolParserSuite):
+    parser = KimiK3ToolParser
+    markers = (
+        "<|open|>tools<|sep|>",
+        "<|close|>tools<|sep|>",
+        "<|close|>call<|sep|>",
+        "<|close|>argument<|sep|>",
+        "<|close|>message<|sep|>",
+    )
+    samples = (
+        Sample(xtml(("now", {})), calls=(("now", {}),), verbatim=("{}",)),
+        Sample(
+            xtml(("a", {"t": " x < 1 ", "n": 2, "l": [None]}), ("b", {})),
+            calls=(("a", {"t": " x < 1 ", "n": 2, "l": [None]}), ("b", {})),
+        ),
+        Sample(
+            "<|open|>response<|sep|>On it.<|close|>response<|sep|>"
+            + xtml(("a", {"t": "001"}))
+            + "<|close|>message<|sep|><|end_of_msg|>",
+            content="On it.",
+            calls=(("a", {"t": "001"}),),
+        ),
+        Sample(xtml(("a", {"t": "x"})).replace("<|close|>argument<|sep|>", ""), calls=(("a", {"t": "x"}),)),
+    )
+
+
+class TestK3Gaps(ToolParserGaps):
+    parser = KimiK3ToolParser
+
+    def render(self, calls_):
+        return xtml(*calls_)
+
+
+class TestK3Reasoning(ReasoningParserSuite):
+    parser = KimiK3ReasoningParser
+    markers = (
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        "<|open|>response<|sep|>",
+        "<|close|>response<|sep|>",
+        "<|end_of_msg|>",
+    )
+    open_prompt = '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>'
+    plain_prompt = '<|open|>message role="assistant"<|sep|><|open|>response<|sep|>'
+    samples = (
+        ReasoningSample(
+            "hm<|close|>think<|sep|><|open|>response<|sep|>Paris<|close|>response<|sep|><|close|>message<|sep|>",
+            "hm",
+            "Paris",
+            open_prompt,
+        ),
+        ReasoningSample("Paris<|close|>response<|sep|>", "", "Paris", plain_prompt),
     )

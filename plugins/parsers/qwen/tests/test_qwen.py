@@ -9,7 +9,9 @@ from tokenspeed_plugin_parsers_qwen.coder import QwenCoderToolParser
 from tokenspeed_plugin_parsers_qwen.reasoning import QwenReasoningParser
 
 from tokenspeed.interfaces.parser import ParserContext
-from tokenspeed.testing.reasoning_parser import ReasoningParserSuite, ReasoningSample
+from tokenspeed.interfaces.parsing import ChoiceParser
+from tokenspeed.interfaces.reasoning import ReasoningContext
+from tokenspeed.testing.reasoning_parser import ReasoningParserSuite, ReasoningSample, separate
 from tokenspeed.testing.tool_parser import Parsed, Sample, ToolParserSuite, parse
 from tokenspeed.testing.tool_parser_gaps import ToolParserGaps, function
 
@@ -135,8 +137,6 @@ def test_reason_01_the_prompt_decides_where_the_text_begins(
     prompt: str, text: str, want: tuple[str, str], pieces
 ) -> None:
     """reason-01: no open tag in the prompt and none in the output: all content. An open one and no end tag: all reasoning."""
-    from tokenspeed.interfaces.reasoning import ReasoningContext
-    from tokenspeed.testing.reasoning_parser import separate
 
     assert (
         separate(QwenReasoningParser(ReasoningContext(prompt_tail="<|im_start|>assistant\n" + prompt)), pieces(text))
@@ -146,7 +146,6 @@ def test_reason_01_the_prompt_decides_where_the_text_begins(
 
 def test_reason_01_a_tag_that_the_user_wrote_opens_nothing() -> None:
     """reason-01: the user quotes the open tag, the template does not open it: the reply is content."""
-    from tokenspeed.interfaces.reasoning import ReasoningContext
 
     prompt = "<|im_start|>user\nwhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
     assert QwenReasoningParser(ReasoningContext(prompt_tail=prompt)).inside is False
@@ -154,7 +153,6 @@ def test_reason_01_a_tag_that_the_user_wrote_opens_nothing() -> None:
 
 def test_reason_03_only_the_token_closes_the_block_where_tokens_are_known() -> None:
     """reason-03: a tag that is spelled in the thoughts, or later in the answer, is text; the real one closes."""
-    from tokenspeed.interfaces.reasoning import ReasoningContext
 
     parser = QwenReasoningParser(ReasoningContext(prompt_tail="<think>\n"))
     first = parser.feed("the template looks for `</think>` in the turn\n", [])
@@ -162,3 +160,28 @@ def test_reason_03_only_the_token_closes_the_block_where_tokens_are_known() -> N
     last = parser.finish()
     assert first.reasoning + second.reasoning == "the template looks for `</think>` in the turn"
     assert first.content + second.content + last.content == "done, `<think>` closed"
+
+
+LOOKUP = (function("lookup", k={"type": "string"}),)
+INSIDE = "<think>let me look\n<tool_call>\n<function=lookup>\n<parameter=k>\na\n</parameter>\n</function>\n</tool_call>\n</think>"
+
+
+@pytest.mark.parametrize("pieces", [lambda text: [text], list])
+@pytest.mark.parametrize(
+    ("tools", "text", "reasoning", "calls"),
+    [
+        (LOOKUP, INSIDE, "let me look\n", [("lookup", {"k": "a"})]),
+        (LOOKUP, INSIDE.removesuffix("\n</think>"), "let me look\n", [("lookup", {"k": "a"})]),
+        ((), INSIDE, INSIDE.removeprefix("<think>").removesuffix("\n</think>"), []),
+        (LOOKUP, INSIDE[:50], INSIDE[7:50], []),
+    ],
+    ids=["complete", "no-end-tag", "undeclared", "cut"],
+)
+def test_reason_04_a_call_inside_an_open_block(tools, text: str, reasoning: str, calls: list, pieces) -> None:
+    """reason-04: a complete call of a declared tool ends the reasoning and is returned; an undeclared or cut one stays reasoning."""
+    parser = ChoiceParser(QwenReasoningParser, QwenCoderToolParser, ParserContext(tools=tools))
+    parsed = Parsed()
+    for piece in pieces(text):
+        parsed.take(parser.feed(piece))
+    parsed.take(parser.finish())
+    assert (parsed.reasoning, parsed.content, parsed.finished()) == (reasoning, "", calls)

@@ -15,7 +15,6 @@ from tokenspeed.interfaces.parsing.schema import ANY, STRING, ToolSchemas
 __all__ = ["ElementParser", "ElementSyntax"]
 
 _MAX_HEADER = 1024
-_HEADER_ENDS = Markers((">", "<", "\n"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +24,14 @@ class ElementSyntax:
     Attributes:
         wrapper_begin: markers that begin a group of calls.
         wrapper_end: markers that end one.
-        call_begin: what a call's opening tag begins with, up to where its header starts; the header runs to ``>``.
+        call_begin: what a call's opening tag begins with, up to where its header starts; the header runs to ``tag_end``.
         call_end: closing tag of a call.
         argument_begin: what an argument's opening tag begins with.
         argument_end: closing tag of an argument.
         call_header: must match the header of a call; its group ``name`` is the function.
-        argument_header: must match the header of an argument: group ``name`` and, where the format says so itself, ``string`` (``true`` or ``false``).
+        argument_header: must match the header of an argument: group ``name`` and, where the format itself says what the value is, ``form``, which is
+            ``true`` or ``string`` for text and anything else for JSON.
+        tag_end: end of an opening tag.
         around: further markers that are no content.
         bare: calls may stand outside a wrapper.
         trim: one line break at each end of a value belongs to the markup.
@@ -45,6 +46,7 @@ class ElementSyntax:
     argument_end: str
     call_header: re.Pattern[str]
     argument_header: re.Pattern[str]
+    tag_end: str = ">"
     around: tuple[str, ...] = ()
     bare: bool = False
     trim: bool = False
@@ -64,6 +66,7 @@ class ElementParser(StateMachine):
     _markers: Markers
     _value_ends: Markers
     _broken_ends: Markers
+    _header_ends: Markers
 
     def __init_subclass__(cls) -> None:
         syntax = cls.syntax
@@ -71,6 +74,7 @@ class ElementParser(StateMachine):
         tags = (syntax.call_begin, syntax.call_end, syntax.argument_begin, syntax.argument_end)
         cls._markers = Markers((*wrappers, *tags))
         cls._text_markers = Markers((*wrappers, *tags)) if syntax.bare else Markers(wrappers)
+        cls._header_ends = Markers((syntax.tag_end, "<", "\n"))
         ends = (syntax.argument_end, syntax.call_end)
         cls._broken_ends = Markers((*ends, syntax.argument_begin))
         cls._value_ends = cls._broken_ends if syntax.unclosed else Markers(ends)
@@ -109,15 +113,15 @@ class ElementParser(StateMachine):
         elif marker in self.syntax.wrapper_end or marker in self.syntax.around:
             self.state = self._outer = self.on_text
 
-    # -- headers: everything up to ">" on one line
+    # -- headers: everything up to the tag's end, on one line
 
     def _enter_header(self, state: Callable[[], bool]) -> None:
         self._header, self._header_size = [], 0
         self.state = state
 
     def _read_header(self) -> str | None:
-        """``None`` while it goes on; then whether it is well formed: ``">"``, or nothing."""
-        text, end = self.scan.until(_HEADER_ENDS)
+        """``None`` while it goes on; then what ended it, or nothing if it is malformed."""
+        text, end = self.scan.until(self._header_ends)
         spare = _MAX_HEADER - self._header_size - len(text)
         if spare < 0:  # cut at the limit itself, wherever the text was cut when it arrived
             self.scan.pos += spare - len(end)
@@ -136,7 +140,7 @@ class ElementParser(StateMachine):
             return False
         match = self.syntax.call_header.fullmatch("".join(self._header)) if end else None
         if match is None or not match["name"].isprintable():
-            self.out.text("".join(self._header) + end)
+            self.out.text("".join(self._header) + (end if end == ">" else ""))
             self.state = self._outer
             return True
         self.out.begin(match["name"])
@@ -152,8 +156,8 @@ class ElementParser(StateMachine):
         if match is None:
             self.state = self.on_broken_argument
             return True
-        stated = match.groupdict().get("string")
-        self._writer.begin(match["name"], None if stated is None else STRING if stated == "true" else ANY)
+        stated = match.groupdict().get("form")
+        self._writer.begin(match["name"], None if stated is None else STRING if stated in ("true", "string") else ANY)
         self.state = self.on_value
         return True
 

@@ -69,12 +69,12 @@ class ChoiceParser:
 
     @property
     def reasoning_parser(self) -> ReasoningParser | None:
-        """The reasoning parser in use: for its ``markers``, and whether it is ``inside``."""
+        """The reasoning parser in use: for its ``markers`` if they are ``single_tokens``, and whether it is ``inside``."""
         return self._reasoning
 
     def feed(self, text: str, marker_spans: Spans | None = None) -> ParserDelta:
         """Take the next piece of generated text; ``marker_spans`` as in ``ReasoningParser.feed``."""
-        if marker_spans is None or self._reasoning is None:
+        if marker_spans is None or self._reasoning is None or not self._reasoning.single_tokens:
             self._scan.append(text)
             self._run(exact=False)
             return self._out.take(self._shows_reasoning)

@@ -47,12 +47,16 @@ class TagReasoningParser(ReasoningParser):
 
     start: str = "<think>"
     end: str = "</think>"
+    single_tokens = True
+
+    #: Further markup of the format, which is neither reasoning nor content.
+    around: tuple[str, ...] = ()
 
     _tags: Markers
 
     def __init_subclass__(cls) -> None:
         cls.markers = (cls.start, cls.end)
-        cls._tags = Markers(cls.markers)
+        cls._tags = Markers((*cls.markers, *cls.around))
 
     def __init__(self, ctx: ReasoningContext) -> None:
         super().__init__(ctx)
@@ -71,7 +75,7 @@ class TagReasoningParser(ReasoningParser):
         return self._inside
 
     def feed(self, text: str, marker_spans: Sequence[tuple[int, int]] | None = None) -> ReasoningDelta:
-        if marker_spans is None:
+        if marker_spans is None or not self.single_tokens:
             self._scan.append(text)
             self._read()
             return self._segments.take()
@@ -131,6 +135,6 @@ class TagReasoningParser(ReasoningParser):
             self._line_break = False
             if self._inside:
                 self._inside, self._closed, self._drop = False, True, -1
-        elif not self._closed:
+        elif tag == self.start and not self._closed:
             self._flush_line_break()
             self._inside, self._drop = True, 1

@@ -23,7 +23,7 @@ class DsmlToolParser(ElementParser):
         argument_begin=f"{_OPEN}parameter",
         argument_end=f"{_CLOSE}parameter>",
         call_header=re.compile(r'\s+name="(?P<name>[^"\n]+)"\s*'),
-        argument_header=re.compile(r'\s+name="(?P<name>[^"\n]+)"(?:\s+string="(?P<string>true|false)")?\s*'),
+        argument_header=re.compile(r'\s+name="(?P<name>[^"\n]+)"(?:\s+string="(?P<form>true|false)")?\s*'),
         bare=True,
         unclosed=True,
     )
