@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ def serve_rank(start: EngineStart, channel: ZmqChannel | None, lifeline: Lifelin
     reason = "shutdown requested"
     try:
         rank = build_rank(assembly, rank=start.rank, world_size=start.world_size, directory=Path(start.directory))
+        # What is loaded now lives as long as the process: the collector need not walk over it in the middle of a step.
+        gc.collect()
+        gc.freeze()
         if channel is None:
             FollowerLoop(rank.executor, _addresses(start)[start.rank - 1], on_end=lifeline.stop).run()
         else:

@@ -290,3 +290,16 @@ def test_the_same_seed_gives_the_same_tokens_whatever_the_batch(make_rig):
         seen.add(tuple(rig.tokens(100)))
         assert ("pages" in options) == (rig.gauges.now().retractions > 0)
     assert len(seen) == 1
+
+
+def test_a_step_that_raises_ends_the_loop_loudly(make_rig):
+    rig = make_rig()
+    rig.add(0, PROMPTS[0])
+    rig.turn()
+
+    def broken(*_):
+        raise RuntimeError("the device is lost")
+
+    rig.executor.execute = broken
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        rig.loop.run()
