@@ -48,9 +48,8 @@ def run(args: argparse.Namespace) -> int:
         )
         print(assembly.explain(), flush=True)
         with launch(assembly, log_level=serving.log_level.upper()) as handle:
-            tokenizer = make_tokenizer(
-                engine.tokenizer or description.tokenizer_path, chat_template=serving.chat_template
-            )
+            path = None if engine.skip_tokenizer_init else engine.tokenizer or description.tokenizer_path
+            tokenizer = make_tokenizer(path, chat_template=serving.chat_template)
             code = _serve(assembly, serving, sockets, handle, tokenizer)
             handle.wait(5.0)
             return code
@@ -58,19 +57,21 @@ def run(args: argparse.Namespace) -> int:
         sockets.close()
 
 
-def make_tokenizer(path: str, *, chat_template: str | None = None) -> Tokenizer:
+def make_tokenizer(path: str | None, *, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer of a model.
 
     Args:
-        path: directory with ``tokenizer.json``, GGUF file, or ``toy``.
+        path: directory with ``tokenizer.json``, GGUF file, or ``toy``; ``None`` makes one that knows ids only.
         chat_template: file of a template that replaces the model's.
 
     Raises:
         ConfigError: the template file cannot be read. ModelError: the tokenizer cannot be read.
     """
-    from tokenspeed.serving.tokenizer import HFTokenizer, load_tokenizer
+    from tokenspeed.serving.tokenizer import HFTokenizer, NoTokenizer, load_tokenizer
     from tokenspeed.weights.toy import TOY_CHAT_TEMPLATE, TOY_NAME, TOY_SPECIAL, build_toy_tokenizer
 
+    if path is None:
+        return NoTokenizer()
     template = _read_template(chat_template)
     if Path(path).is_dir():
         return load_tokenizer(path, chat_template=template)

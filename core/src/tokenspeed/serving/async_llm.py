@@ -18,7 +18,7 @@ from tokenspeed.messages import AbortRequest, EngineInfo, GenerateRequest, Outpu
 from tokenspeed.serving.engine_client import EngineClient
 from tokenspeed.serving.generation import Choice, Generation, GenerationRequest
 from tokenspeed.serving.metrics import ServerMetrics
-from tokenspeed.serving.tokenizer import Tokenizer, pack_tokens
+from tokenspeed.serving.tokenizer import NoTokenizer, Tokenizer, pack_tokens
 
 __all__ = ["AsyncLLM"]
 
@@ -115,10 +115,14 @@ class AsyncLLM:
         """Hand a validated request to the engine.
 
         Raises:
-            EngineError: the engine is gone.
+            EngineError: the engine is gone. RequestError: stop strings where there is no text to find them in.
         """
         if self.client.failure is not None:
             raise self.client.failure
+        if request.stop and isinstance(self.tokenizer, NoTokenizer):
+            raise RequestError(
+                "stop: the server runs without a tokenizer (--skip-tokenizer-init): give stop_token_ids", param="stop"
+            )
         generation = Generation(request, self)
         arrival = time.time()
         sends = []

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from tokenspeed.errors import ModelError
+from tokenspeed.errors import ModelError, RequestError
 from tokenspeed.serving.chat_template import ChatTemplate
 from tokenspeed.serving.detokenizer import ByteDetokenizer, Detokenizer, PieceTable, WindowDetokenizer
 
-__all__ = ["HFTokenizer", "Tokenizer", "load_tokenizer", "pack_tokens"]
+__all__ = ["HFTokenizer", "NoTokenizer", "Tokenizer", "load_tokenizer", "pack_tokens"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -117,6 +117,28 @@ class HFTokenizer(Tokenizer):
 
     def piece(self, token: int) -> bytes:
         return self._all[token]
+
+
+class NoTokenizer(Tokenizer):
+    """Stands in where no tokenizer is loaded (``--skip-tokenizer-init``): ids in, ids out; texts are refused and answers have none."""
+
+    def __init__(self) -> None:
+        self.vocab_size = 2**31 - 1
+        self.special_tokens = {}
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
+        raise RequestError(
+            "the server runs without a tokenizer (--skip-tokenizer-init): give token ids", code="no_tokenizer"
+        )
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
+        return ""
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:  # noqa: ARG002
+        return ByteDetokenizer(PieceTable(self.piece))
+
+    def piece(self, token: int) -> bytes:  # noqa: ARG002
+        return b""
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -156,9 +156,11 @@ async def running(
             await asyncio.wait_for(client.settled.wait(), 5)
         headers = {"authorization": f"Bearer {config.api_key[0]}"} if config.api_key else {}
         async with (
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{sockets.port}", headers=headers, timeout=20) as http,
             httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{sockets.control_port}", headers=headers, timeout=20
+                base_url=f"http://127.0.0.1:{sockets.port}", headers=headers, timeout=20, verify=False
+            ) as http,
+            httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{sockets.control_port}", headers=headers, timeout=20, verify=False
             ) as control,
         ):
             yield Running(engine, context, sockets, http, control)

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from tokenspeed.messages import Outputs, TokenOutput
+from tokenspeed.messages import GenerateRequest, Outputs, TokenOutput
 from tokenspeed.testing.fake_engine import Reply
 from tokenspeed.testing.server import Running, running, until
 
@@ -102,3 +102,25 @@ async def test_a_slow_reader_neither_blocks_the_others_nor_loses_text() -> None:
                 break
         writer.close()
     assert received == 20_000
+
+
+async def test_two_hundred_streams_at_once_lose_and_mix_nothing() -> None:
+    """Each of 200 connections gets its own text in full, token by token."""
+
+    def script(request: GenerateRequest) -> Reply:
+        prompt = bytes(request.tokens[::4])
+        return Reply(tokens=[*(prompt + b" ") * 20, 256])
+
+    async with running(script, step_s=0.001) as server:
+
+        async def one(name: str) -> str:
+            reader, writer = await post_raw(server, {"stream": True, "prompt": name})
+            text = ""
+            while b"[DONE]" not in (line := await asyncio.wait_for(reader.readline(), 30)):
+                if line.startswith(b"data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+            writer.close()
+            return text
+
+        names = [f"stream-{i}" for i in range(200)]
+        assert await asyncio.gather(*map(one, names)) == [f"{name} " * 20 for name in names]

@@ -10,10 +10,12 @@ from msgspec import Meta
 
 from tokenspeed.errors import RequestError
 from tokenspeed.serving.protocol.parse import Refused, parse_object
-from tokenspeed.serving.protocol.sampling import REFUSED_SAMPLING, SamplingFields
+from tokenspeed.serving.protocol.sampling import REFUSED_SAMPLING, Limits, SamplingFields
 
 __all__ = ["REFUSED_CHAT", "ChatRequest", "FunctionTool", "conversation", "parse_chat", "tools_of"]
 
+_MIN_ENTRIES = 1024
+_MAX_TOOLS = 1024
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -159,6 +161,8 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
     Raises:
         RequestError: naming the entry.
     """
+    if len(request.tools) > _MAX_TOOLS:
+        raise RequestError(f"tools: at most {_MAX_TOOLS}, got {len(request.tools)}", param="tools")
     for at, tool in enumerate(request.tools):
         prefix = f"tools[{at}]."
         function = parse_object(
@@ -173,13 +177,28 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
     return request.tools
 
 
-def conversation(request: ChatRequest) -> list[dict[str, Any]]:
+def conversation(request: ChatRequest, limits: Limits) -> list[dict[str, Any]]:
     """The messages as chat templates want them: content is text (never ``None``), arguments of past calls are objects, ``developer`` is ``system``.
 
     Raises:
-        RequestError: naming the message and field; content that is no text is refused and nothing is fetched.
+        RequestError: naming the message and field; content that is no text is refused and nothing is fetched; more messages, parts and calls than the
+            context has tokens are refused before they are looked at.
     """
+    most = max(limits.max_model_len, _MIN_ENTRIES)
+    entries = len(request.messages) + sum(
+        _size(message.get(name)) for message in request.messages[:most] for name in ("content", "tool_calls")
+    )
+    if entries > most:
+        raise RequestError(
+            f"messages: {entries} messages, parts and calls cannot fit into a context of {limits.max_model_len} tokens",
+            param="messages",
+            code="context_length_exceeded",
+        )
     return [_message(entry, f"messages[{at}].") for at, entry in enumerate(request.messages)]
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 0
 
 
 def _message(entry: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -72,6 +72,12 @@ def prompts_of(prompt: str | list[str | int | list[int]], limits: Limits, n: int
     rows: Sequence[str | int | list[int]] = [prompt] if isinstance(prompt, str) else prompt
     if not rows:
         raise RequestError("prompt: is empty", param="prompt")
+    if len(rows) > max(limits.max_model_len, _MAX_PROMPTS):  # before the rows are looked at one by one
+        raise RequestError(
+            f"prompt: {len(rows)} entries are neither ids that fit into {limits.max_model_len} tokens nor at most {_MAX_PROMPTS} prompts",
+            param="prompt",
+            code="context_length_exceeded",
+        )
     kinds = {type(row) for row in rows}
     if len(kinds) > 1:
         raise RequestError("prompt: texts and token ids cannot be mixed", param="prompt")

@@ -56,7 +56,7 @@ async def _prepare(context: ServerContext, value: dict[str, Any], size: int) -> 
         logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
         logprobs_field="top_logprobs",
     )
-    stops, tools, messages = stop_strings(body), tools_of(body), conversation(body)
+    stops, tools, messages = stop_strings(body), tools_of(body), conversation(body, limits)
     active = bool(tools) and body.tool_choice != "none"
     if active and context.tool_parser is None:
         raise RequestError(

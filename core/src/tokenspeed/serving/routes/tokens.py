@@ -61,7 +61,7 @@ async def tokenize(request: HttpRequest) -> dict[str, Any]:
             raise RequestError("messages: there are none, or the model has no chat template", param="messages")
         render = partial(
             template.render,
-            conversation(chat),
+            conversation(chat, context.limits),
             tools=tools_of(chat) or None,
             add_generation_prompt=body.add_generation_prompt,
             extra=body.chat_template_kwargs,
