@@ -57,14 +57,17 @@ class Running:
         self.control = control
 
     async def chat(self, content: str = "hi", **fields: object) -> httpx.Response:
+        """A chat completion of one user message."""
         return await self.http.post(
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": content}], **fields}
         )
 
     async def complete(self, prompt: object = "hi", **fields: object) -> httpx.Response:
+        """A text completion."""
         return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
 
     async def metrics(self) -> str:
+        """The text of ``/metrics``."""
         return (await self.http.get("/metrics")).text
 
 
