@@ -45,7 +45,7 @@ void BindPlan(py::module_& module) {
       .finalize();
 
   py::class_<PlanHandle>(module, "ExecutionPlan",
-                         "What one step computes. Arrays are read-only views, valid until the plan after next is taken.")
+                         "What one step computes. Arrays are read-only views, valid until the plan after next is taken and while it is in flight.")
       .def_readonly("plan_id", &PlanHandle::plan_id)
       .def_property_readonly("mode", [](const PlanHandle& handle) { return Read(handle).mode; })
       .def_property_readonly("num_rows", [](const PlanHandle& handle) { return Read(handle).num_rows(); })

@@ -22,7 +22,7 @@ enum RowFlags : int32_t {
 inline constexpr int32_t kUnknownToken = -1;  // sampled by a step in flight, or a draft: read it on the device
 
 struct ExecutionPlan {
-  int64_t plan_id = 0;
+  int64_t plan_id = -1;  // none yet
   ForwardMode mode = ForwardMode::kIdle;
   int32_t num_extend_rows = 0;
 

@@ -8,7 +8,7 @@
 //     chain of a waiter     [p0 p1 p2 p3 x4]         wakes when published reaches 4
 //
 // Who owns what: a PrefixClaim owns its record; its destructor wakes the waiters. The chains belong to the requests and must
-// outlive their claims and waits. Cost: O(1) a publication plus O(waiters woken).
+// outlive their claims. Cost: O(1) a publication plus O(waiters woken).
 #pragma once
 
 #include <cstdint>
@@ -50,9 +50,15 @@ class PrefixClaim {
   std::unique_ptr<ClaimRecord, Drop> record_;
 };
 
-// The waiting side, embedded in a request.
+// The waiting side, embedded in a request; it stops waiting when it is destroyed.
 class PrefixWaiter {
  public:
+  PrefixWaiter() = default;
+  PrefixWaiter(const PrefixWaiter&) = delete;
+  PrefixWaiter& operator=(const PrefixWaiter&) = delete;
+  ~PrefixWaiter() {
+    if (on_ != nullptr) on_->waiters.erase(place_);
+  }
   [[nodiscard]] bool parked() const noexcept { return on_ != nullptr; }
 
  private:

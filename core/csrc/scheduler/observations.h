@@ -33,27 +33,34 @@ class OutputLengths {
   RunningMean<4> mean_;
 };
 
-// How long a step takes: a mean for its decodes and a mean for each prefill token beside them.
+// How long a step with decodes takes, as a line over its prefill tokens: the least-squares line of what was observed of late.
 class StepTimes {
  public:
   void Observe(int32_t prefill_tokens, int32_t decode_rows, int64_t step_us) noexcept {
-    if (step_us <= 0) return;
-    if (prefill_tokens == 0) {
-      decode_us_.Observe(step_us);
-    } else {
-      const int64_t decodes = decode_rows > 0 ? decode_us_.value() : 0;
-      prefill_ns_.Observe(std::max<int64_t>(1, (step_us - decodes) * 1000 / prefill_tokens));
-    }
+    if (step_us <= 0 || decode_rows == 0) return;  // a step without decodes delays nobody
+    const int64_t x = prefill_tokens;
+    x_.Observe(x);
+    y_.Observe(step_us);
+    xx_.Observe(x * x);
+    xy_.Observe(x * step_us);
   }
-  // The prefill tokens that keep a step with decodes within `max_step_us`; `untried` before any prefill was timed.
+  // The prefill tokens that keep a step with decodes within `max_step_us`; `untried` before any was timed.
   [[nodiscard]] int64_t PrefillTokensWithin(int64_t max_step_us, int64_t untried) const noexcept {
-    if (!prefill_ns_.seen()) return untried;
-    return std::max<int64_t>(0, max_step_us - decode_us_.value()) * 1000 / std::max<int64_t>(1, prefill_ns_.value());
+    if (!x_.seen()) return untried;
+    const int64_t x = x_.value();
+    const int64_t y = y_.value();
+    const int64_t variance = xx_.value() - x * x;
+    const int64_t covariance = xy_.value() - x * y;
+    if (variance > 0 && covariance > 0) {
+      const int64_t left_us = max_step_us - (y - covariance * x / variance);
+      return std::max<int64_t>(0, left_us) * variance / covariance;
+    }
+    // All steps alike tell no slope: feel the way.
+    return y <= max_step_us ? std::max(untried, x + x / 4) : x / 2;
   }
 
  private:
-  RunningMean<3> decode_us_;
-  RunningMean<3> prefill_ns_;
+  RunningMean<4> x_, y_, xx_, xy_;
 };
 
 }  // namespace tokenspeed

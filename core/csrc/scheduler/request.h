@@ -45,7 +45,6 @@ struct QueueKey {
 struct Request : PrefixWaiter {
   int64_t id = 0;
   QueueKey order;
-  RequestState state;
 
   std::vector<int32_t> prompt;
   std::vector<int32_t> output;
@@ -84,6 +83,9 @@ struct Request : PrefixWaiter {
   int64_t first_scheduled_us = -1;
   int64_t retracted_since_us = 0;
   int64_t retracted_us = 0;  // spent retracted, in all
+
+  // Last, so that it goes first: a claim in it names the hashes above.
+  RequestState state;
 
   [[nodiscard]] int32_t known() const noexcept { return prompt_tokens + output_tokens; }
   [[nodiscard]] int32_t upper() const noexcept { return computed + inflight_tokens; }

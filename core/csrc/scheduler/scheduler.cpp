@@ -1,6 +1,7 @@
 #include "scheduler/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -237,7 +238,12 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
   }
   now_us_ = std::max(now_us_, now_us);
   const int64_t id = next_plan_id_++;
-  plan_ = &plans_[id & 1];
+  // Neither the plan before nor one in flight is written over.
+  const auto readable = [&](const ExecutionPlan& plan) {
+    const auto in_flight = [&](const Step& step) { return step.plan_id == plan.plan_id; };
+    return plan.plan_id == id - 1 || std::any_of(steps_.begin(), steps_.end(), in_flight);
+  };
+  plan_ = std::find_if_not(std::begin(plans_), std::end(plans_), readable);
   plan_->Clear(id);
   ++totals_.plans;
   room_measured_ = false;

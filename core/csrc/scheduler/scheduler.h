@@ -5,7 +5,7 @@
 // A pure function of its calls: no clock, no randomness, no order by address or by request id. Not thread-safe: one caller at a
 // time. Misuse of one request ends or refuses that request; misuse of a call throws std::invalid_argument and changes nothing.
 //
-// Who owns what: the scheduler owns the pools, the tree, every request and the two plan buffers. Every page is in one place:
+// Who owns what: the scheduler owns the pools, the tree, every request and the plan buffers. Every page is in one place:
 //
 //     free in the pool | cached in the tree | in the tail of one residence | deferred until a step in flight has ended
 //
@@ -46,7 +46,7 @@ class Scheduler {
   // One result a spec, in order; a bad spec is refused and the others go on.
   std::vector<SubmitResult> SubmitRequests(std::vector<RequestSpec> specs, int64_t now_us);
 
-  // The next step. Valid until the plan after next is taken. A plan with rows must be answered by Advance, an IDLE one must not.
+  // The next step. Valid until the plan after next is taken, and as long as it is in flight. A plan with rows must be answered by Advance, an IDLE one must not.
   // Throws std::invalid_argument where overlap_depth + 1 plans wait for their results.
   const ExecutionPlan& NextExecutionPlan(int64_t now_us);
 
@@ -164,7 +164,7 @@ class Scheduler {
   std::vector<Request*> decoding_;  // PrefillDone and Decoding, in tree order once arranged; nullptr where one left since
   bool decodes_dirty_ = false;
 
-  ExecutionPlan plans_[2];
+  ExecutionPlan plans_[3];  // being made, the one before, and one in flight with IDLE plans taken since
   ExecutionPlan* plan_ = &plans_[0];
   std::deque<Step> steps_;  // in flight, oldest first
   std::vector<std::vector<StepRow>> spare_rows_;

@@ -105,7 +105,7 @@ int32_t Scheduler::GrowthPages(const Request& request) const {
   const int32_t mean = output_lengths_.Mean();
   const int32_t tokens =
       std::visit([&](const auto& policy) { return policy(request.output_tokens, request.output_limit, mean); }, admission_);
-  return PagesFor(request.known() + tokens) - PagesFor(request.known());
+  return PagesFor(request.known() + tokens - 1) - PagesFor(request.known());  // the last token of an output needs no KV
 }
 
 // Chunks to come have their pages promised; taking one lowers what is available and what is promised alike, so the room measured

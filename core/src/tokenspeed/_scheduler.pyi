@@ -233,7 +233,8 @@ class RequestInfo:
 class ExecutionPlan:
     """What one step computes: extends first, then decodes in tree order.
 
-    Arrays are read-only views, valid until the plan after next is taken; reading a plan after that raises RuntimeError.
+    Arrays are read-only views, valid until the plan after next is taken and as long as the plan is in flight; reading a plan
+    after that raises RuntimeError.
     """
 
     @property

@@ -115,8 +115,8 @@ class ExecutorModel {
     Require((plan.mode == ForwardMode::kIdle) == (plan.num_rows() == 0), "the mode does not fit the rows");
   }
 
-  // Runs the oldest step. `good_percent`: how many of the rows get a legal result.
-  Results Execute(const std::function<int64_t(int64_t, int64_t)>& pick, int good_percent) {
+  // Runs the oldest step. `good_percent`: how many of the rows get a legal result; `stop_percent`: how many of those stop.
+  Results Execute(const std::function<int64_t(int64_t, int64_t)>& pick, int good_percent, int stop_percent) {
     Step step = std::move(steps_.front());
     steps_.pop_front();
     Results results;
@@ -129,7 +129,7 @@ class ExecutorModel {
       int32_t count = row.samples ? static_cast<int32_t>(pick(1, row.extend ? 1 : row.query)) : 0;
       int32_t token = static_cast<int32_t>(pick(0, 2));
       if (good) {
-        if (row.samples && pick(0, 99) < 4) outcome = 1;
+        if (row.samples && pick(0, 99) < stop_percent) outcome = 1;
       } else {
         switch (pick(0, 4)) {
           case 0: outcome = 2; break;

@@ -38,6 +38,13 @@ class Round {
   Round(uint64_t seed, Tally& tally) : random_(seed), tally_(tally), scheduler_(MakeConfig()), executor_(scheduler_.config()) {}
 
   int64_t Run(int64_t operations) {
+    if (pressed_ && Chance(80)) {
+      // A first request with the shortest output: admission then expects little and takes more than fits.
+      RequestSpec spec = GoodSpec();
+      spec.max_new_tokens = 1;
+      executor_.Submitted(spec);
+      (void)scheduler_.SubmitRequests({spec}, now_us_);
+    }
     for (int64_t i = 0; i < operations; ++i) {
       Step();
       scheduler_.CheckIntegrity();
@@ -52,13 +59,13 @@ class Round {
   SchedulerConfig MakeConfig() {
     SchedulerConfig config;
     const int32_t page_sizes[] = {1, 2, 4, 16};
-    // Half of the rounds are under page pressure: a small pool, many rows, small chunks.
-    pressed_ = Chance(50);
+    // Most rounds are under page pressure: a small pool, many rows, small chunks.
+    pressed_ = Chance(80);
     good_percent_ = pressed_ ? 97 : 85;
     const int32_t page_size = page_sizes[Pick(0, pressed_ ? 2 : 3)];
     config.groups = {{page_size, static_cast<int32_t>(pressed_ ? Pick(6, 20) : Pick(4, 40)), CacheGroupKind::kFull}};
     config.max_num_seqs = static_cast<int32_t>(pressed_ ? Pick(3, 6) : Pick(1, 6));
-    config.max_batched_tokens = static_cast<int32_t>(pressed_ ? Pick(2, 8) : Pick(1, 40));
+    config.max_batched_tokens = static_cast<int32_t>(pressed_ ? Pick(1, 5) : Pick(1, 40));
     config.max_model_len = static_cast<int32_t>(Pick(8, 30 * page_size + 8));
     config.max_row_width = Chance(60) ? 1 : static_cast<int32_t>(Pick(2, 4));
     config.overlap_depth = static_cast<int32_t>(Pick(0, 1));
@@ -77,7 +84,7 @@ class Round {
     const int64_t dice = Pick(0, 99);
     if (dice < (executor_.live().size() > 12 ? 5 : 18)) Submit();
     else if (dice < 53) Plan();
-    else if (dice < 86) Advance();
+    else if (dice < (pressed_ ? 89 : 86)) Advance();
     else if (dice < 94) Abort();
     else if (dice < 96) (void)scheduler_.FlushCache();
     else if (dice < 98) MisuseCalls();
@@ -89,7 +96,7 @@ class Round {
     spec.id = next_id_++;
     const int32_t page = scheduler_.config().groups[0].page_size;
     const int64_t longest = std::min<int64_t>(scheduler_.config().max_model_len - 1, int64_t{scheduler_.config().groups[0].num_pages} * page);
-    const int64_t length = Pick(1, Chance(70) ? std::min<int64_t>(longest, 6 * page + 3) : longest);
+    const int64_t length = Pick(1, Chance(pressed_ ? 40 : 70) ? std::min<int64_t>(longest, 6 * page + 3) : longest);
     const int32_t family = static_cast<int32_t>(Pick(0, 2));  // few families, so that prefixes are shared
     const int64_t shared = Chance(30) ? length : Pick(0, length);
     for (int64_t i = 0; i < length; ++i) spec.tokens.push_back(static_cast<int32_t>(i < shared ? 1'000 * family + i : Pick(0, 3)));
@@ -120,7 +127,7 @@ class Round {
   void Spoil(RequestSpec& spec, SubmitRefusal& expected) {
     const SchedulerConfig& config = scheduler_.config();
     const int64_t pool = int64_t{config.groups[0].num_pages} * config.groups[0].page_size;
-    switch (Pick(1, 9)) {
+    switch (Pick(1, 11)) {
       case 1:
         if (executor_.live().empty()) return;
         spec.id = executor_.live().begin()->first;
@@ -131,6 +138,8 @@ class Round {
       case 4: spec.max_new_tokens = Pick(-1, 0); expected = SubmitRefusal::kBadMaxNewTokens; break;
       case 5: spec.tokens.assign(static_cast<size_t>(config.max_model_len), 1); expected = SubmitRefusal::kTooLong; break;
       case 6:
+      case 10:
+      case 11:
         if (pool + 1 >= config.max_model_len) return;
         spec.tokens.assign(static_cast<size_t>(pool + 1), 1);
         expected = SubmitRefusal::kNeverFits;
@@ -152,7 +161,7 @@ class Round {
 
   void Advance() {
     if (executor_.in_flight() == 0) return;
-    const ExecutorModel::Results results = executor_.Execute([&](int64_t low, int64_t high) { return Pick(low, high); }, good_percent_);
+    const ExecutorModel::Results results = executor_.Execute([&](int64_t low, int64_t high) { return Pick(low, high); }, good_percent_, pressed_ ? 12 : 4);
     const AdvanceResult answer =
         scheduler_.Advance(results.plan_id, results.counts, results.tokens, results.outcomes, Chance(50) ? Pick(0, 3'000) : 0);
     for (const int32_t refusal : answer.row_refusals) ++tally_.row[static_cast<size_t>(refusal)];
@@ -165,7 +174,14 @@ class Round {
     // Those that run or were retracted are few beside those that wait: look for one.
     for (int tries = 0; known && tries < 6; ++tries) {
       id = std::next(executor_.live().begin(), Pick(0, static_cast<int64_t>(executor_.live().size()) - 1))->first;
-      if (scheduler_.InfoOf(id)->state != StateName::kSubmitted) break;
+      const StateName state = scheduler_.InfoOf(id)->state;
+      if (state == StateName::kRetracted || (state != StateName::kSubmitted && tries >= 3)) break;
+    }
+    if (scheduler_.Stats().retracted > 0 && Chance(40)) {
+      for (const auto& [live, known_request] : executor_.live()) {
+        const auto info = scheduler_.InfoOf(live);
+        if (info && info->state == StateName::kRetracted) id = live;
+      }
     }
     const AbortRefusal refusal = scheduler_.AbortRequest(id);
     ++tally_.abort[static_cast<size_t>(refusal)];
@@ -200,7 +216,7 @@ class Round {
       now_us_ += 10;
       if (scheduler_.plans_in_flight() <= scheduler_.config().overlap_depth) executor_.Plan(scheduler_.NextExecutionPlan(now_us_));
       if (executor_.in_flight() > 0 && (scheduler_.plans_in_flight() > scheduler_.config().overlap_depth || Chance(30) || executor_.last_was_idle())) {
-        const auto results = executor_.Execute([&](int64_t low, int64_t high) { return Pick(low, high); }, 100);
+        const auto results = executor_.Execute([&](int64_t low, int64_t high) { return Pick(low, high); }, 100, 4);
         executor_.Advanced(results, scheduler_.Advance(results.plan_id, results.counts, results.tokens, results.outcomes));
       }
       scheduler_.CheckIntegrity();

@@ -5,7 +5,7 @@ namespace tokenspeed {
 namespace {
 
 TEST(InflightSharing, APrefixThatArrivesTogetherIsComputedOnce) {
-  Harness h({.page = 64, .pages = 600, .seqs = 16, .budget = 512, .model_len = 4'000});
+  Harness h({.page = 64, .pages = 600, .seqs = 16, .budget = 2'048, .model_len = 4'000});
   for (int64_t id = 0; id < 16; ++id) {
     auto tokens = Sequence(0, 1'500);
     for (int32_t i = 0; i < 64; ++i) tokens.push_back(static_cast<int32_t>(10'000 + 100 * id + i));
