@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenspeed.engine.assembly import Assembly
     from tokenspeed.engine.launch import EngineHandle
     from tokenspeed.plugins.specs import Spec
-    from tokenspeed.serving.server import Sockets
+    from tokenspeed.serving.sockets import Sockets
     from tokenspeed.serving.tokenizer import Tokenizer
 
 __all__ = ["add_arguments", "make_tokenizer", "run"]
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal or the engine's end. The ports are taken first, so that a conflict shows before anything is loaded."""
     engine, serving = engine_config(args), serving_config(args)
     from tokenspeed.cli.logs import configure_logging
-    from tokenspeed.serving.server import bind_sockets
+    from tokenspeed.serving.sockets import bind_sockets
 
     configure_logging(serving.log_level)
     sockets = bind_sockets(serving)

@@ -1,6 +1,6 @@
 """The life of the server process: bind, serve 503 until the engine is ready, serve, drain, end.
 
-1. ``bind_sockets`` takes both ports before anything expensive happens.
+1. ``sockets.bind_sockets`` takes both ports before anything expensive happens.
 2. ``Server.run`` answers at once (503) and waits for the engine's first word.
 3. SIGTERM or SIGINT drains: ``/health`` turns red, new requests get 503 with Retry-After, running ones finish within ``drain_timeout_s``; what is left then
    ends with an error. Further signals change nothing, except a second SIGINT, which ends at once.
@@ -19,79 +19,19 @@ from typing import Any
 import uvicorn
 from litestar.types import ASGIApp
 
-from tokenspeed.config import ServingConfig
-from tokenspeed.errors import ConfigError, EngineError
+from tokenspeed.errors import EngineError
 from tokenspeed.serving.app import build_app, build_control_app
 from tokenspeed.serving.context import ServerContext
 from tokenspeed.serving.http_protocol import BoundedHttpProtocol
+from tokenspeed.serving.sockets import BACKLOG, Sockets
 
-__all__ = ["Sockets", "bind_sockets", "run_server"]
+__all__ = ["run_server"]
 
 _log = logging.getLogger(__name__)
 
 #: How long a server whose engine died goes on answering 503.
 _LAST_WORDS_S = 2.5
 _FLUSH_S = 1.0
-_BACKLOG = 1024
-
-
-class Sockets:
-    """The bound sockets of the API and the control port."""
-
-    def __init__(self, api: socket.socket, control: socket.socket) -> None:
-        self.api = api
-        self.control = control
-
-    @property
-    def port(self) -> int:
-        """Of the API."""
-        return int(self.api.getsockname()[1])
-
-    @property
-    def control_port(self) -> int:
-        """Of the control routes."""
-        return int(self.control.getsockname()[1])
-
-    def close(self) -> None:
-        """Give both ports back."""
-        self.api.close()
-        self.control.close()
-
-
-def bind_sockets(config: ServingConfig) -> Sockets:
-    """Take both ports. Port 0 takes free ones.
-
-    Raises:
-        ConfigError: a port is in use or not allowed; names it.
-    """
-    api = _bind(config.host, config.port, "--port")
-    try:
-        wanted = (
-            config.control_port if config.control_port is not None else (api.getsockname()[1] + 1 if config.port else 0)
-        )
-        return Sockets(api, _bind(config.control_host, wanted, "--control-port"))
-    except ConfigError:
-        api.close()
-        raise
-
-
-def _bind(host: str, port: int, flag: str) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-        bound.setblocking(False)
-    except (OSError, OverflowError) as error:
-        bound.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another with {flag}") from error
-    return bound
 
 
 def run_server(context: ServerContext, sockets: Sockets, *, on_ready: Callable[[], None] | None = None) -> int:
@@ -99,7 +39,7 @@ def run_server(context: ServerContext, sockets: Sockets, *, on_ready: Callable[[
 
     Args:
         context: with an ``AsyncLLM`` whose client is not started.
-        sockets: from ``bind_sockets``.
+        sockets: both ports, bound.
         on_ready: called once when the engine is ready.
     """
     import uvloop
@@ -170,7 +110,7 @@ class _Server:
             "server_header": False,
             "timeout_graceful_shutdown": _FLUSH_S,
             "timeout_keep_alive": 75,
-            "backlog": _BACKLOG,
+            "backlog": BACKLOG,
         }
         return _Uvicorn(uvicorn.Config(app, **options))
 

@@ -20,7 +20,8 @@ from tokenspeed.errors import ConfigError
 from tokenspeed.serving.async_llm import AsyncLLM
 from tokenspeed.serving.context import ServerContext
 from tokenspeed.serving.engine_client import EngineClient
-from tokenspeed.serving.server import bind_sockets, run_server
+from tokenspeed.serving.server import run_server
+from tokenspeed.serving.sockets import bind_sockets
 from tokenspeed.testing.byte_tokenizer import ByteTokenizer
 from tokenspeed.testing.fake_engine import FakeEngine, Reply, default_info
 

@@ -22,7 +22,7 @@ from tokenspeed.serving.async_llm import AsyncLLM
 from tokenspeed.serving.context import ServerContext
 from tokenspeed.serving.engine_client import EngineClient
 from tokenspeed.serving.http_protocol import BoundedHttpProtocol
-from tokenspeed.serving.server import Sockets, bind_sockets
+from tokenspeed.serving.sockets import Sockets, bind_sockets
 from tokenspeed.serving.tokenizer import Tokenizer
 from tokenspeed.testing.byte_tokenizer import ByteTokenizer
 from tokenspeed.testing.fake_engine import FakeEngine, Reply
