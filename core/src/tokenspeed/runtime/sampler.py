@@ -76,7 +76,8 @@ class Sampler:
         if rows.random is not None:
             index = rows.random.index
             where = to_device(positions.astype(np.int64), logits.device)
-            drawn = draw(logits[index], rows.random, where[index])
+            some = logits if len(index) == len(logits) else logits[index]
+            drawn = draw(some, rows.random, where[index])
             tokens[index] = torch.where(bad[index], -1, drawn)
         if rows.penalties is not None:
             self._state.count(rows.penalties.slots, tokens[rows.penalties.index].clamp_min(0))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tokenspeed.config import EngineConfig, ParallelConfig
 from tokenspeed.engine.assembly import assemble
+from tokenspeed.engine.build import build_loop, build_rank
+from tokenspeed.engine.channel import LocalChannel
 from tokenspeed.engine.local import LocalEngine
 from tokenspeed.errors import ConfigError
-from tokenspeed.messages import SamplingParams
+from tokenspeed.messages import GenerateRequest, SamplingParams
 from tokenspeed.weights.describe import describe_model
 
 
@@ -54,6 +57,27 @@ def test_the_pool_has_the_size_that_was_asked_for() -> None:
     assert local.info.weight_bytes > 0
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes"):
         engine(kv_cache_memory_bytes=10)
+
+
+def test_numbers_left_in_pages_by_others_reach_no_one() -> None:
+    """kv-24: a request that failed with NaN leaves it in its pages; whoever gets them next never reads beyond what it wrote."""
+    config = EngineConfig(model="toy", plugins="none", num_threads=1, max_total_tokens=2048)
+    assembly = assemble(config, describe_model("toy"))
+    answers = []
+    for filling in (0.0, float("nan")):
+        rank = build_rank(assembly)
+        for tensor in rank.pool.tensors:
+            tensor.fill_(filling)
+        channel = LocalChannel()
+        loop, _ = build_loop(assembly, rank, channel=channel)
+        params = SamplingParams(6, temperature=0.0, ignore_eos=True)
+        loop.take([GenerateRequest(i, np.array(p, dtype="<i4").tobytes(), params, 0.0) for i, p in enumerate(PROMPTS)])
+        while loop.step():
+            pass
+        items = [item for message in channel.from_engine for item in message.items]  # type: ignore[union-attr]
+        assert [item.finish for item in items if item.finish] == ["length"] * len(PROMPTS)
+        answers.append([(item.rid, item.tokens) for item in items])
+    assert answers[0] == answers[1]
 
 
 def test_several_ranks_do_not_fit_in_one_process() -> None:
