@@ -36,6 +36,7 @@ class Control:
         return ControlReply(request.id, True, method())
 
     def _flush_cache(self) -> Any:
+        self._gauges.changed()
         return int(self._scheduler.flush_cache())
 
     def _info(self) -> EngineInfo:

@@ -249,7 +249,6 @@ class EventLoop:
 
     def _answer(self, message: ControlRequest) -> None:
         self._channel.send(self._control.answer(message))
-        self._gauges.changed()
 
     def _send(self, *, idle: bool) -> None:
         """Everything since the last message, in one; figures with it when they are due."""
