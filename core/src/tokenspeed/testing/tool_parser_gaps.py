@@ -11,7 +11,6 @@ A plugin subclasses ``ToolParserGaps`` beside ``ToolParserSuite`` and says how i
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -154,11 +153,9 @@ class ToolParserGaps(ABC):
 
     def test_a_cut_call_is_not_complete(self) -> None:
         """At every cut, what was told of an unfinished call is no JSON object, and the finished ones before it stay."""
-        calls = [("probe", {"text": "x", "record": {"a": [1, {}]}}), ("probe", {"count": 12})]
+        calls: list[Call] = [("probe", {"text": "x", "record": {"a": [1, {}]}}), ("probe", {"count": 12})]
         text = self.render(calls)
         for end in range(len(text)):
             parsed = self.read(text[:end])
             assert parsed.finished() == calls[: len(parsed.finished())]
-            for _, _, arguments in parsed.calls[len(parsed.finished()) :]:
-                assert not is_complete(arguments)
-                assert json.dumps(arguments)
+            assert not any(is_complete(call[2]) for call in parsed.calls[len(parsed.finished()) :])
