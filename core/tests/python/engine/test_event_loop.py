@@ -303,3 +303,28 @@ def test_a_step_that_raises_ends_the_loop_loudly(make_rig):
     rig.executor.execute = broken
     with pytest.raises(RuntimeError, match="the device is lost"):
         rig.loop.run()
+
+
+@OVERLAP
+def test_the_models_length_ends_a_request_with_its_tokens_kept(make_rig, expected, overlap):
+    prompt = [i % 800 for i in range(190)]
+    rig = make_rig(overlap=overlap, max_model_len=200)
+    rig.add(0, prompt, max_new_tokens=50)
+    rig.run()
+    assert rig.last(0).finish == "length"
+    assert rig.tokens(0) == expected(prompt, len(rig.tokens(0)))
+    assert len(rig.tokens(0)) == 10
+
+
+@OVERLAP
+def test_a_pool_that_is_too_small_ends_the_only_request_with_its_tokens_kept(make_rig, expected, overlap):
+    """kv-10."""
+    rig = make_rig(overlap=overlap, pages=8, max_model_len=200)
+    rig.add(0, PROMPTS[1], max_new_tokens=100)
+    rig.run()
+    assert rig.last(0).finish == "length"
+    assert len(PROMPTS[1]) + len(rig.tokens(0)) in (32, 33)
+    assert rig.tokens(0) == expected(PROMPTS[1], len(rig.tokens(0)))
+    rig.add(1, PROMPTS[0])
+    rig.run()
+    assert rig.tokens(1) == expected(PROMPTS[0], 8)
