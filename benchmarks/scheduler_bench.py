@@ -184,9 +184,9 @@ def waiting_row(waiting: int, context: int, plans: int) -> Result:
     same steps without the waiting prompts are timed in between, in blocks, so that both see the same machine.
     """
     rows, block = 64, 250
-    driver = Driver(rows * ((context + 2 * plans) // PAGE + 4) + 2048, rows + 8, admission=ts.AdmissionRule.WHOLE_OUTPUT)
+    driver = Driver(rows * ((context + 4 * plans + 1000) // PAGE + 4) + 2048, rows + 8, admission=ts.AdmissionRule.WHOLE_OUTPUT)
     for row in range(rows):
-        driver.submit(prompt(row + 2, context + row * PAGE // rows), new=2 * plans + 100)
+        driver.submit(prompt(row + 2, context + row * PAGE // rows), new=4 * plans + 1000)
         driver.step()
     driver.settle()
     prompts = [prompt(1000 + extra, context) for extra in range(waiting)]
@@ -195,10 +195,10 @@ def waiting_row(waiting: int, context: int, plans: int) -> Result:
         kept.plan_ns, kept.events_ns, kept.advance_ns = [], [], []
     for _ in range(max(1, plans // block)):
         for kept, extra in ((alone, 0), (beside, waiting)):
-            ids = [driver.submit(prompts[i], new=100_000) for i in range(extra)]
+            ids = [driver.submit(prompts[i], new=400_000) for i in range(extra)]
             driver.step()
             if driver.scheduler.stats().waiting != extra:
-                raise SystemExit("a prompt that should wait was admitted")
+                raise SystemExit(f"of {extra} prompts that should wait, {driver.scheduler.stats().waiting} do")
             driver.forget()
             for _ in range(block):
                 driver.step()

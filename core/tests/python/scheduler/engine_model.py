@@ -1,0 +1,173 @@
+"""The smallest engine around a scheduler: page tables from deltas, and for each page the tokens whose KV it would hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokenspeed import _scheduler as ts
+
+__all__ = ["Engine", "Known", "Step", "make_config"]
+
+
+def make_config(
+    *, page: int = 4, pages: int = 32, seqs: int = 4, budget: int = 16, model_len: int = 200, width: int = 1, overlap: int = 0
+) -> ts.SchedulerConfig:
+    group = ts.CacheGroupConfig(page_size=page, num_pages=pages)
+    return ts.SchedulerConfig(
+        groups=[group],
+        max_num_seqs=seqs,
+        max_batched_tokens=budget,
+        max_model_len=model_len,
+        max_row_width=width,
+        overlap_depth=overlap,
+    )
+
+
+@dataclass
+class Known:
+    """What the model knows of a request."""
+
+    tokens: list[int]
+    prompt: int
+    limit: int
+    kv: int = 0
+    aborted: bool = False
+
+
+@dataclass
+class Step:
+    """A plan in flight, copied out of its views."""
+
+    plan_id: int
+    rows: list[tuple[int, int, int, int, bool, bool, list[int], list[int]]] = field(default_factory=list)
+
+
+class Engine:
+    """Drives a scheduler and checks each plan by plain rules."""
+
+    def __init__(self, config: ts.SchedulerConfig) -> None:
+        self.config = config
+        self.scheduler = ts.Scheduler(config)
+        self.page = config.groups[0].page_size
+        self.tables: list[dict[int, int]] = [{} for _ in range(config.max_num_seqs)]
+        self.content: dict[tuple[int, int], tuple[int, ...]] = {}  # (page, offset) -> the tokens up to and with that one
+        self.live: dict[int, Known] = {}
+        self.reasons: dict[int, int] = {}
+        self.steps: list[Step] = []
+        self.now = 0
+        self.prefilled = 0
+
+    def submit(self, id: int, tokens: list[int], max_new: int = 4, **options: int) -> ts.SubmitResult:
+        self.now += 1
+        spec = ts.RequestSpec(id=id, tokens=tokens, max_new_tokens=max_new, **options)
+        (result,) = self.scheduler.submit_requests([spec], self.now)
+        if result.accepted:
+            self.live[id] = Known(list(tokens), len(tokens), min(max_new, self.config.max_model_len - len(tokens)))
+        self.scheduler.check_integrity()
+        return result
+
+    def can_plan(self) -> bool:
+        return len(self.steps) <= self.config.overlap_depth
+
+    def plan(self) -> ts.ExecutionPlan:
+        self.now += 1
+        plan = self.scheduler.next_execution_plan(self.now)
+        self.scheduler.check_integrity()
+        deltas = list(
+            zip(plan.delta_slot.tolist(), plan.delta_index.tolist(), plan.delta_page.tolist(), strict=True)
+        )
+        assert len({delta[:2] for delta in deltas}) == len(deltas), "a table entry stands twice in a plan"
+        for slot, index, page in deltas:
+            self.tables[slot][index] = page
+        step = Step(plan.plan_id)
+        offset = 0
+        assert plan.num_tokens <= self.config.max_step_tokens
+        for row in range(plan.num_rows):
+            request, slot = int(plan.request_ids[row]), int(plan.slots[row])
+            context, query, flags = (int(a[row]) for a in (plan.context_lens, plan.query_lens, plan.flags))
+            extend = row < plan.num_extend_rows
+            known = self.live[request]
+            assert not known.aborted
+            if flags & ts.RowFlags.NEW_IN_SLOT:
+                known.kv = context
+            self.prefilled += query if extend else 0
+            inputs = plan.input_ids[offset : offset + query].tolist()
+            offset += query
+            table = [self.tables[slot].get(i, -1) for i in range((context + query - 1) // self.page + 1)]
+            step.rows.append((request, slot, context, query, bool(flags & ts.RowFlags.SAMPLES), extend, inputs, table))
+        for begin, end, first, pages in plan.prefix_intervals.tolist():
+            assert plan.num_extend_rows <= begin < end - 1 < plan.num_rows
+            tables = [tuple(step.rows[row][7][first : first + pages]) for row in range(begin, end)]
+            assert len(set(tables)) == 1, "rows of an interval differ in a page"
+        self.ended(plan.finished_ids, plan.finished_reasons)
+        if step.rows:
+            self.steps.append(step)
+        return plan
+
+    def advance(self, token: int = 7, finish: frozenset[int] = frozenset(), accept: int = 1) -> ts.AdvanceResult:
+        """Answers the oldest plan. Each sampling row yields `token`, a decode row up to `accept` times."""
+        step = self.steps.pop(0)
+        rows, width = len(step.rows), self.config.max_row_width
+        counts = np.zeros(rows, np.int32)
+        outcomes = np.zeros(rows, np.int32)
+        for i, (request, _, _, query, samples, extend, _, _) in enumerate(step.rows):
+            counts[i] = 0 if not samples else 1 if extend else min(accept, query)
+            outcomes[i] = ts.Outcome.FINISH if samples and request in finish else ts.Outcome.CONTINUE
+            self.compute(step.rows[i], int(counts[i]), token)
+        result = self.scheduler.advance(step.plan_id, counts, np.full((rows, width), token, np.int32), outcomes)
+        self.scheduler.check_integrity()
+        for i, (request, _, _, query, _, extend, _, _) in enumerate(step.rows):
+            refusal = ts.RowRefusal(int(result.row_refusals[i]))
+            known = self.live.get(request)
+            late = known is None or known.aborted
+            assert refusal is (ts.RowRefusal.LATE if late else ts.RowRefusal.NONE)
+            if known is not None and not late:
+                known.kv += query if extend else int(counts[i])
+                known.tokens += [token] * int(counts[i])
+                assert len(known.tokens) - known.prompt <= known.limit
+        self.ended(result.finished_ids, result.finished_reasons)
+        return result
+
+    def compute(self, row: tuple[int, int, int, int, bool, bool, list[int], list[int]], count: int, token: int) -> None:
+        """A row must find exactly the KV of its own context through its table, and gets its own tokens as input."""
+        request, _, context, query, _, extend, inputs, table = row
+        known = self.live.get(request)
+        if known is None or known.aborted:
+            return
+        assert known.kv <= context
+        tokens = known.tokens + [token] * (0 if extend else max(0, count - 1)) + [-9] * query
+        for position in range(known.kv + query):
+            cell = (table[position // self.page], position % self.page)
+            assert cell[0] >= 0, "a row lacks a page"
+            prefix = tuple(tokens[: position + 1])
+            if position < known.kv:
+                assert self.content.get(cell) == prefix, "a row reads KV that is not its own"
+            else:
+                given = inputs[position - known.kv]
+                assert given == (-1 if given == -1 and not extend else tokens[position])
+                self.content[cell] = prefix
+
+    def abort(self, id: int) -> bool:
+        taken = self.scheduler.abort(id)
+        assert taken == (id in self.live and not self.live[id].aborted)
+        if taken:
+            self.live[id].aborted = True
+        self.scheduler.check_integrity()
+        return taken
+
+    def ended(self, ids: np.ndarray, reasons: np.ndarray) -> None:
+        for request, reason in zip(ids.tolist(), reasons.tolist(), strict=True):
+            del self.live[request]  # KeyError: reported twice
+            self.reasons[request] = reason
+
+    def drain(self, limit: int = 20_000) -> None:
+        while self.scheduler.has_work() or self.steps:
+            limit -= 1
+            assert limit > 0, "the scheduler does not come to an end"
+            idle = self.can_plan() and self.plan().num_rows == 0
+            while self.steps and (idle or len(self.steps) > self.config.overlap_depth):
+                self.advance()
+        self.plan()
+        assert not self.live, "a request was never reported as finished"

@@ -1,0 +1,86 @@
+"""Random sequences of calls through the binding, against a plain Python model of the rules."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from engine_model import Engine, make_config
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tokenspeed import _scheduler as ts
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    engine: Engine
+    next_id = 0
+
+    @initialize(
+        page=st.sampled_from([1, 2, 4]),
+        pages=st.integers(4, 20),
+        seqs=st.integers(1, 4),
+        budget=st.integers(1, 24),
+        width=st.integers(1, 3),
+        overlap=st.integers(0, 1),
+    )
+    def start(self, page: int, pages: int, seqs: int, budget: int, width: int, overlap: int) -> None:
+        self.engine = Engine(
+            make_config(page=page, pages=pages, seqs=seqs, budget=budget, width=width, overlap=overlap, model_len=60)
+        )
+        self.submitted = 0
+
+    @rule(family=st.integers(0, 1), shared=st.integers(0, 20), own=st.integers(0, 6), new=st.integers(1, 12), priority=st.integers(-1, 1))
+    def submit(self, family: int, shared: int, own: int, new: int, priority: int) -> None:
+        tokens = [100 * family + i for i in range(shared)] + [1000 + i % 2 for i in range(own)]
+        self.next_id += 1
+        result = self.engine.submit(self.next_id, tokens, new, priority=priority)
+        pool = self.engine.page * self.engine.config.groups[0].num_pages
+        assert result.accepted == (0 < len(tokens) <= min(pool, 59))
+        assert result.accepted == (result.reason == "")
+        self.submitted += result.accepted
+
+    @precondition(lambda self: self.engine.can_plan())
+    @rule()
+    def plan(self) -> None:
+        self.engine.plan()
+
+    @precondition(lambda self: bool(self.engine.steps))
+    @rule(token=st.integers(0, 1), finish=st.booleans(), accept=st.integers(1, 3))
+    def advance(self, token: int, finish: bool, accept: int) -> None:
+        ending = frozenset({min(self.engine.live)}) if finish and self.engine.live else frozenset[int]()
+        self.engine.advance(token, ending, accept)
+
+    @rule(index=st.integers(0, 30))
+    def abort(self, index: int) -> None:
+        self.engine.abort(index)
+
+    @rule()
+    def flush(self) -> None:
+        before = self.engine.scheduler.stats().pages_cached[0]
+        assert self.engine.scheduler.flush_cache() == before
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        stats = self.engine.scheduler.stats()
+        total = self.engine.config.groups[0].num_pages
+        assert stats.pages_active[0] + stats.pages_cached[0] + stats.pages_free[0] == total
+        assert stats.submitted == self.submitted
+        assert stats.prefill_tokens == self.engine.prefilled
+        assert stats.waiting + stats.retracted == self.engine.scheduler.num_waiting
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.drain()
+        stats = self.engine.scheduler.stats()
+        assert stats.pages_active == [0]
+        assert stats.slots_free == self.engine.config.max_num_seqs
+        assert stats.finished + stats.aborted == self.submitted
+        assert all(reason != ts.FinishReason.FAILED for reason in self.engine.reasons.values())
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+TestScheduler = SchedulerMachine.TestCase
