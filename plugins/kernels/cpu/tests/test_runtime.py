@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,3 +134,17 @@ def test_a_runtime_ends_with_its_last_kernel() -> None:
 def test_what_is_no_tensor_is_named(runtime: Runtime) -> None:
     with pytest.raises(TypeError, match="weight must be a tensor, not list"):
         runtime.linear(torch.ones(1, 2), [[1.0, 2.0]])  # type: ignore[arg-type]
+
+
+def test_the_stub_says_what_the_extension_has() -> None:
+    """Methods and parameter names of ``_native.pyi`` are those of the compiled class."""
+    stub = ast.parse((Path(factories.__file__).parent / "_native.pyi").read_text())
+    declared = next(node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "Runtime")
+    methods = {f.name: [a.arg for a in f.args.args] for f in declared.body if isinstance(f, ast.FunctionDef)}
+    native = {name for name in vars(Runtime) if not name.startswith("_")} | {"__init__"}
+    assert set(methods) == native
+    for name, parameters in methods.items():
+        member = getattr(Runtime, name)
+        if not isinstance(member, property):
+            signature = member.__doc__.splitlines()[0]
+            assert re.findall(r"(\w+): ", signature.partition("->")[0]) == parameters, signature
