@@ -53,6 +53,7 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
         cached_tokens: prompt tokens served from the cache; sent with the first output.
         logprobs: one per token when asked for.
         prompt_logprobs: sent once, before or with the first token: entry i belongs to prompt token i, the first is ``None``.
+        stats: with the last output; ``None`` beside ``finish == "error"`` says that the request was refused at submit and never ran.
         error: text for ``finish == "error"``.
     """
 

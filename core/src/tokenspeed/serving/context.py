@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from tokenspeed.serving.protocol.sampling import Limits
 
 __all__ = ["HttpRequest", "ServerContext", "context_of"]
 
+_OWN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 HttpRequest = Request[Any, Any, Any]
 
 
@@ -98,9 +100,10 @@ class ServerContext:
         return self.llm.submit(request)
 
     @staticmethod
-    def new_id(prefix: str) -> str:
-        """An id for an answer."""
-        return f"{prefix}-{uuid.uuid4().hex}"
+    def new_id(prefix: str, request: HttpRequest) -> str:
+        """An id for an answer: the client's own (``X-Request-Id``, so that it can be aborted by it), or a random one."""
+        given = request.headers.get("x-request-id", "")
+        return f"{prefix}-{given if _OWN_ID.fullmatch(given) else uuid.uuid4().hex}"
 
 
 def context_of(request: HttpRequest) -> ServerContext:

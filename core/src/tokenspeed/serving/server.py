@@ -10,7 +10,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -32,6 +34,7 @@ _log = logging.getLogger(__name__)
 #: How long a server whose engine died goes on answering 503.
 _LAST_WORDS_S = 2.5
 _FLUSH_S = 1.0
+_FILES = 65536
 
 
 def run_server(context: ServerContext, sockets: Sockets, *, on_ready: Callable[[], None] | None = None) -> int:
@@ -44,8 +47,17 @@ def run_server(context: ServerContext, sockets: Sockets, *, on_ready: Callable[[
     """
     import uvloop
 
+    _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Server(context, sockets, on_ready).run())
+
+
+def _raise_file_limit() -> None:
+    """A connection takes a file descriptor, and the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Uvicorn(uvicorn.Server):
@@ -116,8 +128,11 @@ class _Server:
 
     async def _announce(self) -> None:
         await self._context.llm.client.settled.wait()
-        if self._context.llm.client.ready and self._on_ready is not None:
-            self._on_ready()
+        if self._context.llm.client.ready:
+            gc.collect()
+            gc.freeze()  # what start-up made lives on: collections need not look at it again
+            if self._on_ready is not None:
+                self._on_ready()
 
     def _signal(self, number: signal.Signals) -> None:
         if number is signal.SIGINT and self._stop.is_set():

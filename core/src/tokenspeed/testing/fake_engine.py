@@ -49,7 +49,7 @@ class Reply:
         stop_reason: the id of a stop token.
         alternatives: by position, ids shown as top alternatives.
         cached: cached prompt tokens reported.
-        error: ends the request with an error before any token.
+        error: refuses the request with this text; with ``tokens`` it fails behind them instead.
     """
 
     tokens: Sequence[int] = ()
@@ -211,8 +211,9 @@ class FakeEngine:
     def _step(self, run: _Run) -> TokenOutput | None:
         reply, params, rid = run.reply, run.request.params, run.request.rid
         cached = reply.cached if run.sent == 0 else -1
-        if reply.error:
-            return self._end(run, TokenOutput(rid, [], "error", error=reply.error))
+        if reply.error and run.sent >= len(reply.tokens):
+            stats = self._request_stats(run) if run.sent else None
+            return self._end(run, TokenOutput(rid, [], "error", stats=stats, error=reply.error))
         if run.stopped:
             return self._end(run, TokenOutput(rid, [], "stop", stats=self._request_stats(run)))
         limit = min(len(reply.tokens), params.max_new_tokens)
@@ -230,7 +231,7 @@ class FakeEngine:
         finish, stop_reason = "", None
         if run.sent >= limit:
             cut = len(reply.tokens) > params.max_new_tokens
-            finish = "length" if cut else reply.finish or ""
+            finish = "length" if cut else "" if reply.error else reply.finish or ""
             stop_reason = reply.stop_reason if finish == "stop" else None
         stats = self._request_stats(run) if finish else None
         item = TokenOutput(rid, tokens, finish, stop_reason, cached, logprobs, prompt_logprobs, stats)

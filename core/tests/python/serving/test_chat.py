@@ -246,13 +246,21 @@ async def test_sampling_fields_reach_the_engine() -> None:
     assert (request.priority, request.salt) == (-1, b"tenant")
 
 
-async def test_an_error_of_one_request_is_told() -> None:
-    async with running(lambda _: Reply(error="out of pages for ever")) as server:
-        whole, stream = await server.chat(), await server.chat(stream=True)
+async def test_what_the_engine_refuses_is_400_and_what_fails_is_told() -> None:
+    """A request that can never fit is the client's to change, also when streamed; one that fails on the way ends with 500 or an error event."""
+    async with running(lambda _: Reply(error="needs more pages than there are")) as server:
+        for response in (await server.chat(), await server.chat(stream=True), await server.complete(stream=True)):
+            assert response.status_code == 400
+            assert "more pages" in response.json()["error"]["message"]
         assert (await server.http.get("/health")).status_code == 200
-    for response in (whole, stream):
-        assert response.status_code >= 500
-        assert "out of pages" in response.json()["error"]["message"]
+    async with running(lambda _: Reply(tokens=[97, 98], error="logits are not finite")) as server:
+        whole, stream = await server.chat(), await server.chat(stream=True)
+        metrics = await server.metrics()
+    assert whole.status_code == 500
+    assert "not finite" in whole.json()["error"]["message"]
+    assert streamed_text(events(stream.text)[:-1]) == "ab"
+    assert "not finite" in events(stream.text)[-1]["error"]["message"]
+    assert 'tokenspeed:requests_finished_total{reason="error"} 2.0' in metrics
 
 
 class ThinkParser(TagReasoningParser):

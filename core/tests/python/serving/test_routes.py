@@ -90,12 +90,15 @@ async def test_control_routes_are_on_their_own_port_only() -> None:
 
 
 async def test_abort_ends_requests_by_id_or_all() -> None:
-    """Their clients get finish reason abort."""
+    """Their clients get finish reason abort; a client may bring the id along."""
     async with running(lambda _: ENDLESS, step_s=0.005) as server:
-        tasks = [asyncio.create_task(server.chat(max_tokens=400)) for _ in range(2)]
+        server.http.headers["x-request-id"] = "mine"
+        tasks = [asyncio.create_task(server.chat(max_tokens=400))]
+        await until(lambda: len(server.engine.running) == 1)
+        del server.http.headers["x-request-id"]
+        tasks.append(asyncio.create_task(server.chat(max_tokens=400)))
         await until(lambda: len(server.engine.running) == 2)
-        first = server.engine.requests[0].request_id
-        assert (await server.control.post("/abort", json={"rid": first})).json() == {"aborted": 1}
+        assert (await server.control.post("/abort", json={"rid": "chatcmpl-mine"})).json() == {"aborted": 1}
         await until(lambda: server.llm.live_requests == 1)
         assert (await server.control.post("/abort", json={"rid": "nobody"})).json() == {"aborted": 0}
         assert (await server.control.post("/abort", json={"abort_all": True})).json() == {"aborted": 1}

@@ -65,9 +65,14 @@ def _request_stats(choice: Choice) -> dict[str, Any]:
 
 
 def raise_failed(delta: Delta) -> None:
-    """Raises ``EngineError`` where a choice failed in the engine."""
+    """Raises ``RequestError`` where the engine refused a choice at submit (400) or it failed while it ran (500)."""
     if delta.finish == "error":
-        raise EngineError(delta.error or "the request failed in the engine")
+        status = 400 if delta.choice.stats is None else 500
+        raise RequestError(
+            delta.error or "the request failed in the engine",
+            code="refused" if status == 400 else "failed",
+            status=status,
+        )
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:

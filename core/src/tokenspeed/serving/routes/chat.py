@@ -35,7 +35,7 @@ async def chat_completions(request: HttpRequest) -> Response[Any]:
     context = context_of(request)
     context.admit()
     value, size = await read_json(request)
-    job = await _prepare(context, value, size)
+    job = await _prepare(request, context, value, size)
     generation = context.submit(job.request)
     if job.body.stream:
         return await stream_answer(request, generation, stream_chat(job, generation))
@@ -44,7 +44,7 @@ async def chat_completions(request: HttpRequest) -> Response[Any]:
     )
 
 
-async def _prepare(context: ServerContext, value: dict[str, Any], size: int) -> ChatJob:
+async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any], size: int) -> ChatJob:
     body = parse_chat(value)
     context.check_model(body.model)
     options, limits = parse_stream_options(body), context.limits
@@ -78,7 +78,7 @@ async def _prepare(context: ServerContext, value: dict[str, Any], size: int) -> 
         skip_special_tokens=body.skip_special_tokens and not markers,
         priority=body.priority,
         salt=(body.cache_salt or "").encode(),
-        request_id=context.new_id("chatcmpl"),
+        request_id=context.new_id("chatcmpl", http),
         streaming=body.stream,
     )
     return ChatJob(context, body, options, request, body.model or context.model_names[0], texts)

@@ -42,7 +42,7 @@ async def completions(request: HttpRequest) -> Response[Any]:
     context = context_of(request)
     context.admit()
     value, _ = await read_json(request)
-    job = await _prepare(context, value)
+    job = await _prepare(request, context, value)
     generation = context.submit(job.request)
     if job.body.stream:
         return await stream_answer(request, generation, _stream(job, generation))
@@ -74,7 +74,7 @@ class _Job:
         )
 
 
-async def _prepare(context: ServerContext, value: dict[str, Any]) -> _Job:
+async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any]) -> _Job:
     body = parse_completion(value)
     context.check_model(body.model)
     options = parse_stream_options(body)
@@ -113,7 +113,7 @@ async def _prepare(context: ServerContext, value: dict[str, Any]) -> _Job:
         skip_special_tokens=body.skip_special_tokens,
         priority=body.priority,
         salt=(body.cache_salt or "").encode(),
-        request_id=context.new_id("cmpl"),
+        request_id=context.new_id("cmpl", http),
         streaming=body.stream,
         prefill_only=prefill_only,
     )

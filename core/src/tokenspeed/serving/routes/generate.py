@@ -64,7 +64,7 @@ async def generate(request: HttpRequest) -> Response[Any]:
     context = context_of(request)
     context.admit()
     value, _ = await read_json(request)
-    job = await _prepare(context, value)
+    job = await _prepare(request, context, value)
     generation = context.submit(job.request)
     if job.body.stream:
         return await stream_answer(request, generation, _stream(job, generation))
@@ -79,7 +79,7 @@ class _Job:
     request: GenerationRequest
 
 
-async def _prepare(context: ServerContext, value: dict[str, Any]) -> _Job:
+async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any]) -> _Job:
     body = parse_object(value, GenerateBody, {})
     context.check_model(body.model)
     given = {name: field for name, field in body.sampling_params.items() if field is not None}
@@ -130,7 +130,7 @@ async def _prepare(context: ServerContext, value: dict[str, Any]) -> _Job:
         skip_special_tokens=sampling.skip_special_tokens,
         priority=body.priority,
         salt=(body.cache_salt or "").encode(),
-        request_id=context.new_id("gen"),
+        request_id=context.new_id("gen", http),
         streaming=body.stream,
     )
     return _Job(context, body, request)
