@@ -103,5 +103,5 @@ def test_sizes_grow_with_the_rows_and_end_at_the_most():
     assert capture_sizes(20) == (1, 2, 4, 8, 16, 20)
     sizes = capture_sizes(256)
     assert sizes[-1] == 256
-    assert all((b - a) * 3 <= b for a, b in pairwise(sizes) if a >= 8)
+    assert all(b <= 2 * a for a, b in pairwise(sizes))
     assert capture_sizes(16, (64, 4, 2)) == (2, 4)

@@ -17,17 +17,27 @@ KERNELS = {
     "gemv": (
         gemm._gemv,
         {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "N": "i32", "K": "i32"},
-        {"HAS_BIAS": False, "BN": 16, "BK": 512, "SPLIT_K": 1, "EVEN": True},
+        {"HAS_BIAS": False, "BN": 16, "BK": 512, "SPLIT_K": 1, "EVEN": True, "GATED": False, "PDL": True},
+    ),
+    "gemv gated": (
+        gemm._gemv,
+        {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "N": "i32", "K": "i32"},
+        {"HAS_BIAS": False, "BN": 16, "BK": 256, "SPLIT_K": 1, "EVEN": True, "GATED": True, "PDL": True},
+    ),
+    "small_m gated": (
+        gemm._small_m,
+        {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "M": "i32", "N": "i32", "K": "i32", "stride_x": "i32"},
+        {"HAS_BIAS": True, "BM": 16, "BN": 32, "BK": 128, "SPLIT_K": 1, "EVEN": True, "GATED": True, "PDL": True},
     ),
     "small_m split": (
         gemm._small_m,
         {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "M": "i32", "N": "i32", "K": "i32", "stride_x": "i32"},
-        {"HAS_BIAS": True, "BM": 16, "BN": 64, "BK": 64, "SPLIT_K": 4, "EVEN": False},
+        {"HAS_BIAS": True, "BM": 16, "BN": 64, "BK": 64, "SPLIT_K": 4, "EVEN": False, "GATED": False, "PDL": True},
     ),
     "add_rms_norm": (
         norm._rms_norm,
         {"x_ptr": BF, "res_ptr": BF, "w_ptr": BF, "out_ptr": BF, "H": "i32", "stride_x": "i32", "eps": "fp32"},
-        {"ADD": True, "BLOCK": 4096},
+        {"ADD": True, "BLOCK": 4096, "PDL": True},
     ),
     "qkv_rope_write": (
         rope._qkv,
@@ -35,9 +45,9 @@ KERNELS = {
             "qkv_ptr": BF, "pos_ptr": I64, "cs_ptr": F32, "q_out_ptr": BF, "k_ptr": BF, "v_ptr": BF, "slot_ptr": I64, "qn_ptr": BF, "kn_ptr": BF,
             "q_heads": "i32", "kv_heads": "i32", "stride_qkv": "i32", "page_size": "i32", "s_page": "i32", "s_pos": "i32", "s_head": "i32", "eps": "fp32",
         },
-        {"NORM": True, "INTERLEAVED": False, "D": 128, "RD": 128, "HALF": 64, "BH": 16},
+        {"NORM": True, "INTERLEAVED": False, "D": 128, "RD": 128, "HALF": 64, "BH": 16, "PDL": True},
     ),
-    "silu_and_mul": (activation._gated, {"x_ptr": BF, "out_ptr": BF, "width": "i32", "total": "i32"}, {"GELU": False, "BLOCK": 1024}),
+    "silu_and_mul": (activation._gated, {"x_ptr": BF, "out_ptr": BF, "width": "i32", "total": "i32"}, {"GELU": False, "BLOCK": 1024, "PDL": True}),
     "cache write": (
         cache._write,
         {
@@ -60,6 +70,8 @@ KERNELS = {
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernel_compiles_without_a_device(kernel, target):
     fn, signature, constants = KERNELS[kernel]
+    if "PDL" in constants:  # NVIDIA's alone
+        constants = {**constants, "PDL": target.startswith("sm")}
     source = ASTSource(fn, {**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants)
     # said outright: Triton 3.9 warns where it is left to a default that will change
     built = triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True})

@@ -31,7 +31,9 @@ class FlashInferBackend(AttentionBackend):
             )
         workspace = torch.empty(int(ctx.options.get("workspace_mb", 256)) * 2**20, dtype=torch.uint8, device=ctx.device)
         layout = ctx.layout.value
-        self._prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, layout)
+        # Two take turns: a wrapper's pinned plan may be overwritten only when the step before last has ended.
+        self._prefills = [flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, layout) for _ in range(2)]
+        self._prefill = self._prefills[0]
         self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, layout, use_tensor_cores=True)
         self._shape = {
             "num_qo_heads": ctx.q_heads,
@@ -45,6 +47,9 @@ class FlashInferBackend(AttentionBackend):
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
         """Forget the last step's plan; the next is made when the first layer tells its scale."""
+        if batch.num_extend_rows:
+            self._prefills.reverse()
+            self._prefill = self._prefills[0]
         self._batch = batch
         self._planned = {"prefill": None, "decode": None}
 
@@ -52,7 +57,7 @@ class FlashInferBackend(AttentionBackend):
         table = batch.page_tables[self.ctx.group_index]
         pages = page_list(batch.host.seq_lens[first:last], self.ctx.page_size, table.stride(0), first)
         flat = table.as_strided((table.stride(0) * (batch.num_rows - 1) + table.shape[1],), (1,))
-        gather = torch.from_numpy(pages.gather).to(table.device, non_blocking=True)
+        gather = torch.from_numpy(pages.gather).pin_memory().to(table.device, non_blocking=True)
         return torch.from_numpy(pages.indptr), flat.index_select(0, gather), torch.from_numpy(pages.last)
 
     def _plan_prefill(self, layer: AttentionLayer, batch: ForwardBatch) -> None:

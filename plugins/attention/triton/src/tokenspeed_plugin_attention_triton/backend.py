@@ -31,7 +31,7 @@ class TritonBackend(AttentionBackend):
             device=ctx.device,
             programs=2 * processors,
         )
-        self._block_rows = 128 if ctx.dtype.itemsize == 2 else 64
+        self._block_rows = 64
         self._blocks = Staged(ctx.max_tokens // self._block_rows + ctx.max_rows + 1, 2, device=ctx.device)
         self._block_count = 0
 

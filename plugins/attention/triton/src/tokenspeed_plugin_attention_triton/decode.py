@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = ["ITEM_FIELDS", "decode_items", "merge_parts"]
 
@@ -22,11 +23,14 @@ def decode_items(
     q_heads, kv_heads, table_stride, s_page, s_pos, s_head, v_page, v_pos, v_head, scale, softcap, window,
     W: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, IN_PAGE: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Persistent programs walk over (item, kv head); BM >= rows * W * G of every item. IN_PAGE: BN divides PAGE, so a block lies in one page."""
+    """Persistent programs walk over (item, kv head); BM >= rows * W * G of every item."""
     LOG2E: tl.constexpr = 1.4426950408889634
     items = tl.load(count_ptr)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     d = tl.arange(0, BD)
     dv = tl.arange(0, BDV)
     m = tl.arange(0, BM)
@@ -61,21 +65,18 @@ def decode_items(
         for start in range(kv_begin, kv_end, BN):
             pos = start + tl.arange(0, BN)
             there = pos < kv_end
-            if IN_PAGE:
-                one = tl.load(table_ptr + table_row.to(tl.int64) * table_stride + start // PAGE).to(tl.int64)
-                inner = start % PAGE + tl.arange(0, BN)
-                k_at = k_ptr + one * s_page + head * s_head + inner[None, :] * s_pos + d[:, None]
-                v_at = v_ptr + one * v_page + head * v_head + inner[:, None] * v_pos + dv[None, :]
-                # Scores past the end are dropped below, whatever the keys hold there; values are multiplied by 0, which NaN survives.
-                k = tl.load(k_at) if BD == D else tl.load(k_at, mask=(d < D)[:, None], other=0.0)
-            else:
-                page = tl.load(table_ptr + table_row.to(tl.int64) * table_stride + pos // PAGE, mask=there, other=0).to(
-                    tl.int64
-                )
-                k_at = k_ptr + page[None, :] * s_page + (pos % PAGE)[None, :] * s_pos + head * s_head + d[:, None]
-                v_at = v_ptr + page[:, None] * v_page + (pos % PAGE)[:, None] * v_pos + head * v_head + dv[None, :]
-                k = tl.load(k_at, mask=there[None, :] & (d < D)[:, None], other=0.0)
-            v = tl.load(v_at, mask=there[:, None] & (dv < DV)[None, :], other=0.0)
+            # Page numbers are loaded a block at a time, although a block may lie in one page: loads of single numbers are not pipelined.
+            page = tl.load(table_ptr + table_row.to(tl.int64) * table_stride + pos // PAGE, mask=there, other=0).to(tl.int64)
+            k = tl.load(
+                k_ptr + page[None, :] * s_page + (pos % PAGE)[None, :] * s_pos + head * s_head + d[:, None],
+                mask=there[None, :] & (d < D)[:, None],
+                other=0.0,
+            )
+            v = tl.load(
+                v_ptr + page[:, None] * v_page + (pos % PAGE)[:, None] * v_pos + head * v_head + dv[None, :],
+                mask=there[:, None] & (dv < DV)[None, :],
+                other=0.0,
+            )
             s = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
             if SOFTCAP:
                 s = softcap * (2.0 * tl.sigmoid(2.0 * s / softcap) - 1.0)
@@ -116,13 +117,16 @@ def decode_items(
 @triton.jit
 def merge_parts(
     acc_ptr, ml_ptr, parts_ptr, part_table_ptr, out_ptr, sink_ptr, q_heads, table_stride,
-    W: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BP: tl.constexpr, SINKS: tl.constexpr,
+    W: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, BP: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a (query token, head): combines the parts of a row that has several."""
     LOG2E: tl.constexpr = 1.4426950408889634
     token, head = tl.program_id(0), tl.program_id(1)
     row = token // W
     parts = tl.load(parts_ptr + row)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     if parts > 1:
         dv = tl.arange(0, BDV)
         top = tl.full((), -float("inf"), dtype=tl.float32)

@@ -9,6 +9,7 @@ import torch
 import triton
 
 from tokenspeed_plugin_attention_triton.decode import ITEM_FIELDS, decode_items, merge_parts
+from tokenspeed_plugin_attention_triton.early import early_launch
 from tokenspeed_plugin_attention_triton.extend import extend_blocks
 from tokenspeed_plugin_attention_triton.plan import DecodePlan, plan_decode
 
@@ -16,6 +17,7 @@ __all__ = ["DecodeWork", "Staged", "run_extend"]
 
 BLOCK_KV = 64
 OWN_TILE = 16
+OWN_WARPS = 4
 SHARED_TILE = 64
 OWN_STAGES = 3
 SHARED_STAGES = 2
@@ -142,11 +144,11 @@ class DecodeWork:
         meta: dict[str, Any] = {
             "W": width, "G": group, "D": dim, "DV": v_dim, "PAGE": self.page_size, "BN": BLOCK_KV,
             "BD": triton.next_power_of_2(dim), "BDV": triton.next_power_of_2(v_dim),
-            "SOFTCAP": softcap > 0.0, "SINKS": sinks is not None, "WINDOW": window > 0, "IN_PAGE": self.page_size % BLOCK_KV == 0,
+            "SOFTCAP": softcap > 0.0, "SINKS": sinks is not None, "WINDOW": window > 0, **early_launch(q),
         }  # fmt: skip
         sink = sinks if sinks is not None else self.max_sum
         for items, index, tile, warps, stages in (
-            (self._own, 0, own_tile, 4, OWN_STAGES),
+            (self._own, 0, own_tile, OWN_WARPS, OWN_STAGES),
             (self._shared, 1, max(SHARED_TILE, own_tile), 4 if SHARED_TILE <= 64 else 8, SHARED_STAGES),
         ):
             if index == 1 and not self.has_shared:
@@ -159,7 +161,7 @@ class DecodeWork:
         if self.has_split:
             merge_parts[(tokens, heads)](
                 self.acc, self.max_sum, self._parts.tensor, self._part_table.tensor, out, sink, heads, self.max_parts,
-                W=width, DV=v_dim, BDV=meta["BDV"], BP=16, SINKS=sinks is not None, num_warps=4,
+                W=width, DV=v_dim, BDV=meta["BDV"], BP=16, SINKS=sinks is not None, num_warps=4, **early_launch(q),
             )  # fmt: skip
         return out
 

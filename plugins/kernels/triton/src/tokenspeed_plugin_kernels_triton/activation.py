@@ -5,16 +5,22 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from tokenspeed_plugin_kernels_triton.early import early_launch
 
 __all__ = ["gelu_tanh_and_mul", "silu_and_mul"]
 
 
 @triton.jit
-def _gated(x_ptr, out_ptr, width, total, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(x_ptr, out_ptr, width, total, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < total
     row = offs // width
     src = row * width + offs
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     gate = tl.load(x_ptr + src, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + src + width, mask=mask, other=0.0).to(tl.float32)
     if GELU:
@@ -33,7 +39,7 @@ def _launch(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
     total = rows * width
     if total:
         block = 256 if total < 1 << 18 else 1024
-        _gated[(triton.cdiv(total, block),)](gate_up, out, width, total, GELU=gelu, BLOCK=block, num_warps=4)
+        _gated[(triton.cdiv(total, block),)](gate_up, out, width, total, GELU=gelu, BLOCK=block, num_warps=4, **early_launch(out))
     return out
 
 

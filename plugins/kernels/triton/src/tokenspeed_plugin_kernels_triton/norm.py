@@ -5,17 +5,23 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from tokenspeed_plugin_kernels_triton.early import early_launch
 
 __all__ = ["add_rms_norm", "rms_norm"]
 
 
 @triton.jit
-def _rms_norm(x_ptr, res_ptr, w_ptr, out_ptr, H, stride_x, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def _rms_norm(x_ptr, res_ptr, w_ptr, out_ptr, H, stride_x, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     mask = offs < H
-    x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=0.0).to(tl.float32)
     w = tl.load(w_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=0.0).to(tl.float32)
     if ADD:
         # The residual is rounded to its own type before the norm reads it, as the reference does.
         x += tl.load(res_ptr + row * H + offs, mask=mask, other=0.0).to(tl.float32)
@@ -34,7 +40,7 @@ def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
         warps = min(16, max(1, block // 512))
         _rms_norm[(rows,)](
             x, out if residual is None else residual, weight, out, hidden, x.stride(0), eps,
-            ADD=residual is not None, BLOCK=block, num_warps=warps,
+            ADD=residual is not None, BLOCK=block, num_warps=warps, **early_launch(x),
         )  # fmt: skip
     return out
 

@@ -27,6 +27,7 @@ def tokenspeed_kernels() -> list[KernelSpec]:
     """One solution, ``triton``, for each mode."""
     return [
         _kernel("gemm", "linear", "gemm:linear", _HALF, factory=True),
+        _kernel("gemm", "linear_silu_mul", "gemm:linear_silu_mul", _HALF, factory=True),
         _kernel("norm", "rms_norm", "norm:rms_norm", _ALL),
         _kernel("norm", "add_rms_norm", "norm:add_rms_norm", _ALL),
         _kernel("rope", "qkv_rope_write", "rope:qkv_rope_write", _ALL),

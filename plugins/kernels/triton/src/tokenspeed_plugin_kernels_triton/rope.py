@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from tokenspeed_plugin_kernels_triton.early import early_launch
 
 __all__ = ["cache_strides", "qkv_rope_write"]
 
@@ -13,7 +16,7 @@ __all__ = ["cache_strides", "qkv_rope_write"]
 def _qkv(
     qkv_ptr, pos_ptr, cs_ptr, q_out_ptr, k_ptr, v_ptr, slot_ptr, qn_ptr, kn_ptr,
     q_heads, kv_heads, stride_qkv, page_size, s_page, s_pos, s_head, eps,
-    NORM: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr, RD: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
+    NORM: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr, RD: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile is BH heads of one token, each as two halves of the rotation, columns [0, HALF) and their partners."""
     token = tl.program_id(0).to(tl.int64)
@@ -32,16 +35,24 @@ def _qkv(
     total = q_heads + 2 * kv_heads
     mask = (heads[:, None] < total) & live[None, :]
     base = qkv_ptr + token * stride_qkv + heads[:, None] * D
-    x1 = tl.load(base + c1[None, :], mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(base + c2[None, :], mask=mask, other=0.0).to(tl.float32)
     is_q = heads < q_heads
     is_v = heads >= q_heads + kv_heads
+    pos = tl.load(pos_ptr + token)
+    cos = tl.load(cs_ptr + pos * RD + lane, mask=rot, other=1.0)
+    sin = tl.load(cs_ptr + pos * RD + half + lane, mask=rot, other=0.0)
+    slot = tl.load(slot_ptr + token)
     if NORM:
-        scale = tl.rsqrt((tl.sum(x1 * x1, axis=1) + tl.sum(x2 * x2, axis=1)) / D + eps)
         q1 = tl.load(qn_ptr + c1, mask=live, other=0.0).to(tl.float32)
         q2 = tl.load(qn_ptr + c2, mask=live, other=0.0).to(tl.float32)
         k1 = tl.load(kn_ptr + c1, mask=live, other=0.0).to(tl.float32)
         k2 = tl.load(kn_ptr + c2, mask=live, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    x1 = tl.load(base + c1[None, :], mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(base + c2[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt((tl.sum(x1 * x1, axis=1) + tl.sum(x2 * x2, axis=1)) / D + eps)
         n1 = x1 * scale[:, None] * tl.where(is_q[:, None], q1[None, :], k1[None, :])
         n2 = x2 * scale[:, None] * tl.where(is_q[:, None], q2[None, :], k2[None, :])
         # The norm's output is rounded to the model's type, as separate kernels would leave it.
@@ -49,16 +60,12 @@ def _qkv(
         n2 = n2.to(qkv_ptr.dtype.element_ty).to(tl.float32)
         x1 = tl.where(is_v[:, None], x1, n1)
         x2 = tl.where(is_v[:, None], x2, n2)
-    pos = tl.load(pos_ptr + token)
-    cos = tl.load(cs_ptr + pos * RD + lane, mask=rot, other=1.0)
-    sin = tl.load(cs_ptr + pos * RD + half + lane, mask=rot, other=0.0)
     y1 = tl.where(is_v[:, None], x1, x1 * cos[None, :] - x2 * sin[None, :])
     y2 = tl.where(is_v[:, None], x2, x2 * cos[None, :] + x1 * sin[None, :])
     q_mask = mask & is_q[:, None]
     q_base = q_out_ptr + (token * q_heads + heads[:, None]) * D
     tl.store(q_base + c1[None, :], y1.to(q_out_ptr.dtype.element_ty), mask=q_mask)
     tl.store(q_base + c2[None, :], y2.to(q_out_ptr.dtype.element_ty), mask=q_mask)
-    slot = tl.load(slot_ptr + token)
     page, offset = slot // page_size, slot % page_size
     row = page * s_page + offset * s_pos
     written = (slot + 0 * heads) >= 0  # one flag a head: a scalar flag does not broadcast under the interpreter
@@ -109,6 +116,6 @@ def qkv_rope_write(
         qkv, positions, cos_sin, q, k_cache, v_cache, slot_mapping, q_norm if norm else qkv, k_norm if norm else qkv,
         q_heads, kv_heads, qkv.stride(0), page_size, s_page, s_pos, s_head, eps,
         NORM=norm, INTERLEAVED=interleaved, D=head_dim, RD=cos_sin.shape[1], HALF=triton.next_power_of_2(head_dim // 2), BH=block,
-        num_warps=1 if block == 4 else 4,
+        num_warps=1 if block == 4 else 4, **early_launch(q),
     )  # fmt: skip
     return q

@@ -32,6 +32,18 @@ def test_small_gemm_equals_linear_with_tails_splits_and_bias(m, n, k, config, bi
         )
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "config"),
+    [(1, 96, 512, GemmConfig(1, 16, 128, 1, 4, 2)), (1, 50, 200, GemmConfig(1, 16, 128, 1, 4, 2)), (5, 50, 200, GemmConfig(16, 32, 64, 1, 4, 2))],
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_gated_product_equals_the_product_and_its_activation(m, n, k, config, bias):
+    x, w, b = torch.randn(m, k), torch.randn(2 * n, k) * 0.2, torch.randn(2 * n) if bias else None
+    gate, up = torch.nn.functional.linear(x, w, b).split(n, -1)
+    out = SmallGemm(torch.device("cpu"), 1 << 16)(x, w, b, config=config, gated=True)
+    torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, atol=1e-4, rtol=1e-4)
+
+
 def rms(x, weight, eps):
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
 
