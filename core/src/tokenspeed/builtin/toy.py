@@ -10,7 +10,7 @@ from torch import nn
 
 from tokenspeed.interfaces.batch import ForwardBatch
 from tokenspeed.interfaces.model import CausalLM, ModelContext
-from tokenspeed.layers import RopeConfig, load_weights, shard_heads
+from tokenspeed.layers import Layer, RopeConfig, load_weights, shard_heads
 from tokenspeed.types import CacheGroup
 
 __all__ = ["ToyForCausalLM"]
@@ -58,7 +58,7 @@ class ToyForCausalLM(CausalLM):
         return load_weights(self, weights)
 
 
-class _Block(nn.Module):
+class _Block(Layer):
     def __init__(self, config: Any, ctx: ModelContext, prefix: str, index: int) -> None:
         super().__init__()
         hidden, dim = config.hidden_size, config.head_dim

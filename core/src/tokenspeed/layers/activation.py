@@ -7,9 +7,10 @@ from torch import nn
 
 from tokenspeed.errors import ModelError
 from tokenspeed.interfaces.kernel import KernelRequest
+from tokenspeed.layers.module import Layer
 from tokenspeed.layers.quantization import SelectKernel
 
-__all__ = ["GatedActivation", "activation_mode"]
+__all__ = ["GatedActivation", "GatedPair", "activation_mode"]
 
 _MODES = {"silu": "silu_and_mul", "swish": "silu_and_mul", "gelu_pytorch_tanh": "gelu_tanh_and_mul"}
 
@@ -22,7 +23,7 @@ def activation_mode(name: str) -> str:
     return mode
 
 
-class GatedActivation(nn.Module):
+class GatedActivation(Layer):
     """``forward(gate_up (T, 2 I)) -> (T, I)``."""
 
     def __init__(self, name: str, *, dtype: str, select: SelectKernel) -> None:
@@ -31,4 +32,16 @@ class GatedActivation(nn.Module):
 
     def forward(self, gate_up: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self._kernel(gate_up)
+        return out
+
+
+class GatedPair(Layer):
+    """A fused gate and up projection and its activation, one after the other: ``forward(x (T, in)) -> (T, I)``."""
+
+    def __init__(self, gate_up: nn.Module, activation: nn.Module) -> None:
+        super().__init__()
+        self.gate_up, self.activation = gate_up, activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.activation(self.gate_up(x))
         return out

@@ -16,6 +16,7 @@ from tokenspeed.interfaces.batch import ForwardBatch
 from tokenspeed.interfaces.kernel import KernelRequest
 from tokenspeed.interfaces.model import WeightSlot
 from tokenspeed.layers.dtypes import short_name
+from tokenspeed.layers.module import Layer
 from tokenspeed.layers.quantization import SelectKernel
 from tokenspeed.types import CacheGroup, KVLayout
 
@@ -43,7 +44,7 @@ class KVSource(Protocol):
         """The step's keys and values of this layer are in place."""
 
 
-class Attention(nn.Module):
+class Attention(Layer):
     """``forward(qkv (T, (q_heads + 2 kv_heads) * head_dim), batch) -> (T, q_heads * head_dim)``.
 
     Holds no cache: ``bind`` gives it pages and backends once the pool exists.

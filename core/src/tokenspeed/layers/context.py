@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tokenspeed.errors import PluginError
-from tokenspeed.layers.activation import GatedActivation, activation_mode
+from tokenspeed.layers.activation import GatedActivation, GatedPair, activation_mode
 from tokenspeed.layers.attention import Attention
 from tokenspeed.layers.dtypes import short_name
 from tokenspeed.layers.embedding import Embedding, LMHead
@@ -115,7 +115,7 @@ class LayerContext:
                 return make("linear_silu_mul")
             except PluginError:  # no fused kernel on this platform
                 pass
-        return nn.Sequential(make("linear"), self.gated_mlp_activation(activation))
+        return GatedPair(make("linear"), self.gated_mlp_activation(activation))
 
     def _linear(
         self,

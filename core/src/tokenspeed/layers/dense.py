@@ -15,6 +15,7 @@ from torch import nn
 from tokenspeed.interfaces.batch import ForwardBatch
 from tokenspeed.interfaces.model import CausalLM, ModelContext
 from tokenspeed.layers.loading import load_weights
+from tokenspeed.layers.module import Layer
 from tokenspeed.layers.parallel import shard_heads
 from tokenspeed.layers.rotary import RopeConfig
 from tokenspeed.types import CacheGroup
@@ -63,7 +64,7 @@ class DenseShape:
         )
 
 
-class _Attention(nn.Module):
+class _Attention(Layer):
     def __init__(self, shape: DenseShape, ctx: ModelContext, prefix: str, index: int) -> None:
         super().__init__()
         q, kv = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -104,7 +105,7 @@ class _Attention(nn.Module):
         return out
 
 
-class _MLP(nn.Module):
+class _MLP(Layer):
     def __init__(self, shape: DenseShape, ctx: ModelContext, prefix: str) -> None:
         super().__init__()
         self.gate_up_proj = ctx.gated_linear(
@@ -123,7 +124,7 @@ class _MLP(nn.Module):
         return out
 
 
-class _Block(nn.Module):
+class _Block(Layer):
     def __init__(self, shape: DenseShape, ctx: ModelContext, prefix: str, index: int) -> None:
         super().__init__()
         # The MLP before this block leaves a partial sum; the embedding before the first one is complete.
@@ -144,7 +145,7 @@ class _Block(nn.Module):
         return self.mlp(hidden), residual
 
 
-class _Decoder(nn.Module):
+class _Decoder(Layer):
     def __init__(self, config: Any, shape: DenseShape, ctx: ModelContext, prefix: str) -> None:
         super().__init__()
         self.embed_tokens = ctx.embedding(f"{prefix}.embed_tokens", config.vocab_size, shape.hidden)

@@ -11,6 +11,7 @@ from torch import nn
 from tokenspeed.interfaces.kernel import KernelRequest
 from tokenspeed.interfaces.model import WeightSlot
 from tokenspeed.layers.dtypes import short_name
+from tokenspeed.layers.module import Layer
 from tokenspeed.layers.parallel import ParallelGroup, ShardSlice, shard_slice
 from tokenspeed.layers.quantization import SelectKernel
 
@@ -23,7 +24,7 @@ def _load_rows(target: torch.Tensor, cut: ShardSlice, tensor: torch.Tensor) -> N
         target[cut.count :].zero_()
 
 
-class Embedding(nn.Module):
+class Embedding(Layer):
     """``forward(ids (T) int64) -> (T, hidden)``, complete on every rank."""
 
     def __init__(
@@ -66,7 +67,7 @@ class Embedding(nn.Module):
         _load_rows(self._table, self.rows, tensor)
 
 
-class LMHead(nn.Module):
+class LMHead(Layer):
     """``forward(x (R, hidden)) -> (R, vocab)``, complete on every rank; ``tied`` shares its table."""
 
     def __init__(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tokenspeed.interfaces.model import WeightSlot
+from tokenspeed.layers.module import Layer
 from tokenspeed.layers.parallel import ParallelGroup, ShardSlice, shard_slice
 from tokenspeed.layers.quantization import QuantizationMethod, SelectKernel
 
@@ -29,7 +30,7 @@ class PartPlace:
     out: ShardSlice
 
 
-class Linear(nn.Module):
+class Linear(Layer):
     """``forward(x (T, in_local)) -> (T, out_local)``.
 
     Attributes:

@@ -11,13 +11,14 @@ from torch import nn
 from tokenspeed.interfaces.kernel import KernelRequest
 from tokenspeed.interfaces.model import WeightSlot
 from tokenspeed.layers.dtypes import short_name
+from tokenspeed.layers.module import Layer
 from tokenspeed.layers.parallel import ParallelGroup
 from tokenspeed.layers.quantization import SelectKernel
 
 __all__ = ["RMSNorm"]
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Layer):
     """``forward(x, residual=None) -> (normed, residual)``, both (T, hidden).
 
     With a residual: sums partial ``x`` over ``reduce`` (where that has more than one rank), adds it to ``residual`` in place, norms the sum. A fused

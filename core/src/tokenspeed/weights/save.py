@@ -63,7 +63,7 @@ def _save_weights(description: ModelDescription, target: Path, dtype: torch.dtyp
     if len(shards) == 1:
         (target / "shard-0.safetensors").rename(target / "model.safetensors")
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for index, names in enumerate(shards):
         file = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
         (target / f"shard-{index}.safetensors").rename(target / file)

@@ -96,8 +96,8 @@ class TestMistral(ModelSuite):
 
 
 def test_an_absent_sliding_window_is_mistrals_default() -> None:
-    assert MistralForCausalLM.sliding_window(ConfigView({})) == 4096
-    assert MistralForCausalLM.sliding_window(ConfigView({"sliding_window": None})) == 0
+    assert MistralForCausalLM.shape(ConfigView(BASE)).window == 4096
+    assert MistralForCausalLM.shape(ConfigView(BASE | {"sliding_window": None})).window == 0
 
 
 def test_heads_that_cannot_be_dealt_out_are_refused() -> None:
