@@ -97,7 +97,7 @@ def bench_attention(runtime: Runtime, dtype: torch.dtype, seconds: float) -> Non
         q = torch.randn(rows, Q_HEADS, HEAD_DIM).to(dtype)
         shared_table = context.page_table.clone()
         common = (length - 64) // PAGE
-        shared_table[:, :common] = shared_table[0, :common]
+        shared_table[:, :common] = shared_table[0, :common].clone()
         intervals = torch.tensor([[0, rows, 0, common]], dtype=torch.int32)
 
         def run(
