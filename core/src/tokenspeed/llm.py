@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ class LLM:
     """A model loaded into this process.
 
     Keyword arguments are the fields of ``EngineConfig`` (the flags of ``tokenspeed serve`` with underscores), for example ``dtype="bfloat16"`` or
-    ``max_model_len=4096``. Several ranks need ``tokenspeed serve``.
+    ``max_model_len=4096``; ``plugins`` defaults to ``TOKENSPEED_PLUGINS``. Several ranks need ``tokenspeed serve``.
 
     Raises:
         ConfigError: an unknown or impossible setting; ModelError, PluginError: the model cannot be served, in words for the user.
@@ -316,6 +317,7 @@ def _engine_config(model: str, flags: dict[str, Any]) -> EngineConfig:
     for name in flags:
         if name not in known | parallel:
             raise ConfigError(f"LLM has no setting {name!r}{did_you_mean(name, known | parallel)}")
+    flags = {"plugins": os.environ.get("TOKENSPEED_PLUGINS", "")} | flags
     sizes = {name: value for name, value in flags.items() if name in parallel}
     if any(size not in (None, 1) for size in sizes.values()):
         raise ConfigError(

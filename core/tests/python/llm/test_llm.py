@@ -128,6 +128,13 @@ def test_unknown_and_impossible_settings_are_refused() -> None:
         LLM("toy", max_num_seqs="many")
 
 
+def test_the_environment_names_plugins_where_the_caller_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENSPEED_PLUGINS", "no-such-plugin")
+    with pytest.raises(ConfigError, match="no-such-plugin"):
+        LLM("toy")
+    LLM("toy", plugins="none", num_threads=1).close()
+
+
 def test_a_closed_llm_says_so() -> None:
     made = LLM("toy", plugins="none", num_threads=1)
     made.close()
