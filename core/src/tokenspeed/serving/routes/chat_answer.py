@@ -105,6 +105,8 @@ async def stream_chat(job: ChatJob, generation: Generation) -> AsyncGenerator[by
     while (deltas := await generation.next()) is not None:
         out: list[bytes] = []
         for delta in deltas:
+            if delta.finish == "error" and out:
+                yield b"".join(out)  # what came in the same step is not lost
             raise_failed(delta)
             at = delta.choice.index
             if job.options.continuous_usage_stats:

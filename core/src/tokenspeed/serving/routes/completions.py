@@ -171,6 +171,8 @@ async def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, No
     while (deltas := await generation.next()) is not None:
         out: list[bytes] = []
         for delta in deltas:
+            if delta.finish == "error" and out:
+                yield b"".join(out)  # what came in the same step is not lost
             raise_failed(delta)
             at = delta.choice.index
             text, builder = delta.text, builders[at]

@@ -197,6 +197,8 @@ async def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, No
     while (deltas := await generation.next()) is not None:
         out = []
         for delta in deltas:
+            if delta.finish == "error" and out:
+                yield b"".join(out)  # what came in the same step is not lost
             raise_failed(delta)
             meta = _meta(job, delta.choice, delta)
             if job.body.return_logprob:
