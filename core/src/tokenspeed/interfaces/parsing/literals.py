@@ -14,6 +14,7 @@ from tokenspeed.interfaces.parsing.json_stream import MAX_DEPTH, Progress, quote
 __all__ = ["LiteralStream"]
 
 _SPACE = " \t\r\n"
+_BLANK = re.compile(r"[ \t\r\n]*")
 _ATOM = re.compile(r"[\w.+-]*")
 _NUMBER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(
@@ -101,10 +102,15 @@ class LiteralStream:
             self.progress = Progress.DONE
         return at
 
+    def _blank(self, text: str, at: int) -> int:
+        """Skip white space; the end of the text is its length."""
+        return _BLANK.match(text, at).end() if text[at] in _SPACE else at  # type: ignore[union-attr]
+
     def _value(self, text: str, at: int) -> int:
+        at = self._blank(text, at)
+        if at == len(text):
+            return at
         char = text[at]
-        if char in _SPACE:
-            return at + 1
         if char in "'\"":
             whole = _WHOLE_STRING.match(text, at)
             if whole and whole.end() < len(text):
@@ -126,39 +132,45 @@ class LiteralStream:
         return self._word(text, at) if _ATOM.match(char).end() else self._fail(at)  # type: ignore[union-attr]
 
     def _first(self, text: str, at: int) -> int:
-        """Behind the opening of a container, or behind a comma: an element or the end."""
-        char = text[at]
-        if char in _SPACE:
-            return at + 1
-        if char == _CLOSERS[self._stack[-1]]:
-            return self._close(at)
-        if self._state == self._next:
-            self._out.append(", ")
-        self._key = self._stack[-1] == "{"
-        self._state = self._value
-        return at
+        """Behind the opening of a container: an element or the end."""
+        return self._element(text, at, "")
 
     def _next(self, text: str, at: int) -> int:
-        return self._first(text, at)
+        """Behind a comma: an element or the end."""
+        return self._element(text, at, ", ")
+
+    def _element(self, text: str, at: int, separator: str) -> int:
+        at = self._blank(text, at)
+        if at == len(text):
+            return at
+        opening = self._stack[-1]
+        if text[at] == _CLOSERS[opening]:
+            return self._close(at)
+        if separator:
+            self._out.append(separator)
+        self._key = opening == "{"
+        self._state = self._value
+        return self._value(text, at)
 
     def _close(self, at: int) -> int:
         self._out.append("}" if self._stack.pop() == "{" else "]")
         return self._end(at + 1)
 
     def _after(self, text: str, at: int) -> int:
+        at = self._blank(text, at)
+        if at == len(text):
+            return at
         char = text[at]
-        if char in _SPACE:
-            return at + 1
         if char == ",":
             self._state = self._next
             return at + 1
         return self._close(at) if char == _CLOSERS[self._stack[-1]] else self._fail(at)
 
     def _colon(self, text: str, at: int) -> int:
-        char = text[at]
-        if char in _SPACE:
-            return at + 1
-        if char != ":":
+        at = self._blank(text, at)
+        if at == len(text):
+            return at
+        if text[at] != ":":
             return self._fail(at)
         self._out.append(": ")
         self._key, self._state = False, self._value

@@ -93,13 +93,17 @@ class Scanner:
         self.pos = end
         return before, self.text[begin:end]
 
-    def match(self, pattern: re.Pattern[str]) -> str:
-        """Consume what ``pattern`` matches here, for example a run of white space."""
+    def find(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Consume what ``pattern`` matches here, if it does."""
         found = pattern.match(self.text, self.pos)
-        if found is None:
-            return ""
-        self.pos = found.end()
-        return found.group()
+        if found is not None:
+            self.pos = found.end()
+        return found
+
+    def match(self, pattern: re.Pattern[str]) -> str:
+        """Consume what ``pattern`` matches here, for example a run of white space: its text, or nothing."""
+        found = self.find(pattern)
+        return found[0] if found else ""
 
 
 def last_marker(text: str, markers: Iterable[str]) -> tuple[str, int]:

@@ -22,6 +22,11 @@ _WHOLE_HEAD = re.compile(rf"\[{_SPACE}{_NAME}\({_SPACE}(?:\)|{_KEYWORD}{_SPACE}=
 _CALL = re.compile(rf"{_NAME}\(")
 _ARGUMENT = re.compile(rf"{_KEYWORD}{_SPACE}=(?!=)")
 _BLANK = re.compile(r"[ \t\r\n]*")
+# Only a short cut: a keyword and a simple value that are there as a whole, with what follows.
+_FLAT = re.compile(
+    rf"""({_KEYWORD}){_SPACE}=[ ]?('[^'\\]*+'|"[^"\\]*+"|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?|True|False|None){_SPACE}(?=[,)])"""
+)
+_WORDS = {"True": "true", "False": "false", "None": "null"}
 #: Longest call name or keyword with white space that an element may have.
 _MAX_TOKEN = 160
 
@@ -71,8 +76,11 @@ class PythonicToolParser(StateMachine):
             self.out.text(text)
             self._previous = text[-1]
 
-    def _blank(self) -> None:
-        self._raw.append(self.scan.match(_BLANK))
+    def _blank(self) -> str:
+        """Skip white space; the next character, or nothing."""
+        if space := self.scan.match(_BLANK):
+            self._raw.append(space)
+        return self.scan.peek()
 
     def _token(self, pattern: re.Pattern[str]) -> str | None:
         """A short token: its text, nothing if there is none here, ``None`` while it may still come."""
@@ -91,10 +99,10 @@ class PythonicToolParser(StateMachine):
 
     def on_list(self) -> bool:
         """Before a call, or before the end of the list behind a comma."""
-        self._blank()
-        if self.scan.empty:
+        char = self._blank()
+        if not char:
             return False
-        if self.scan.peek() == "]":
+        if char == "]":
             return self._end_list()
         token = self._token(_CALL)
         if token is None:
@@ -107,26 +115,34 @@ class PythonicToolParser(StateMachine):
         return True
 
     def on_arguments(self) -> bool:
-        self._blank()
-        if self.scan.empty:
+        char = self._blank()
+        if not char:
             return False
-        if self.scan.peek() == ")":
+        if char == ")":
             self._raw.append(")")
             self.scan.pos += 1
             self.state = self.on_call_end
             return True
+        if flat := self.scan.find(_FLAT):
+            self._raw.append(flat[0])
+            self._begin_argument(flat[1])
+            if not self._skip:
+                self.out.arguments(quote(flat[2][1:-1]) if flat[2][0] in "'\"" else _WORDS.get(flat[2], flat[2]))
+            return self.on_value_end()
         token = self._token(_ARGUMENT)
         if token is None:
             return False
         if not token:
             return self._to_content()
-        key = token[:-1].strip()
+        self._begin_argument(token[:-1].strip())
+        self._value, self.state = LiteralStream(), self.on_value
+        return True
+
+    def _begin_argument(self, key: str) -> None:
         self._skip = key in self._keys
         if not self._skip:
             self.out.arguments(("{" if not self._keys else ", ") + quote(key) + ": ")
-        self._keys.add(key)
-        self._value, self.state = LiteralStream(), self.on_value
-        return True
+            self._keys.add(key)
 
     def on_value(self) -> bool:
         begin = self.scan.pos
@@ -138,31 +154,32 @@ class PythonicToolParser(StateMachine):
             self.out.arguments(told)
         if self._value.progress is Progress.FAILED:
             return self._to_content()
-        if self._value.progress is Progress.DONE:
-            self.state = self.on_value_end
-        return True
+        if self._value.progress is Progress.OPEN:
+            return False
+        return self.on_value_end()
 
     def on_value_end(self) -> bool:
-        self._blank()
-        if self.scan.empty:
+        self.state = self.on_value_end
+        char = self._blank()
+        if not char:
             return False
-        if self.scan.peek() == ",":
+        if char == ",":
             self._raw.append(",")
             self.scan.pos += 1
-        elif self.scan.peek() != ")":
+        elif char != ")":
             return self._to_content()
         self.state = self.on_arguments
         return True
 
     def on_call_end(self) -> bool:
-        self._blank()
-        if self.scan.empty:
+        char = self._blank()
+        if not char:
             return False
-        if self.scan.peek() not in ",]":
+        if char not in ",]":
             return self._to_content()
         self.out.arguments("}" if self._keys else "{}")
         self._raw = []
-        if self.scan.peek() == "]":
+        if char == "]":
             return self._end_list()
         self.scan.pos += 1
         self.state = self.on_list
