@@ -12,7 +12,7 @@ from tokenspeed.errors import ConfigError, ModelError
 __all__ = ["locate"]
 
 _PACKAGE = "package:"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # What a served checkpoint is made of; the rest of a repository (other formats, images) stays where it is.
 _HUB_PATTERNS = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*.txt"]
 _HUB_TIMEOUT_S = 10.0
