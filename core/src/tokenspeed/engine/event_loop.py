@@ -137,7 +137,11 @@ class EventLoop:
             if (request := self._by_id.get(number)) is not None:
                 request.retract(now)
         self._ended(plan.finished_ids.tolist(), plan.finished_reasons.tolist())
-        return plan if plan.num_rows else None
+        if plan.num_rows:
+            return plan
+        if len(plan.delta_page):  # pages that turned out to be in the cache twice were exchanged
+            self._executor.execute(plan)
+        return None
 
     def _execute(self, plan: ExecutionPlan) -> _Flight:
         began = self._clock()

@@ -35,7 +35,7 @@ _FIELDS = (
 
 
 class _PlanFrame(msgspec.Struct, array_like=True, frozen=True):
-    """``sizes`` are the fields' lengths in int32; ``arrays`` their contents one after another. No rows: the engine ends."""
+    """``sizes`` are the fields' lengths in int32; ``arrays`` their contents one after another."""
 
     num_rows: int
     num_extend_rows: int
@@ -47,7 +47,8 @@ class _PlanFrame(msgspec.Struct, array_like=True, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_PlanFrame)
-_END = _encoder.encode(_PlanFrame(0, 0, 0, [], b"", []))
+#: The frame that ends the ranks.
+_END = b""
 
 
 def pack_plan(plan: PlanView, new: Sequence[SlotRequest]) -> bytes:
@@ -66,9 +67,9 @@ def pack_plan(plan: PlanView, new: Sequence[SlotRequest]) -> bytes:
 
 def unpack_plan(frame: bytes) -> tuple[PlanArrays, list[SlotRequest]] | None:
     """What ``pack_plan`` packed; ``None`` for the end."""
-    parts = _decoder.decode(frame)
-    if not parts.num_rows:
+    if frame == _END:
         return None
+    parts = _decoder.decode(frame)
     flat = np.frombuffer(parts.arrays, dtype=np.int32)
     arrays = dict(zip(_FIELDS, np.split(flat, np.cumsum(parts.sizes)[:-1]), strict=True))
     arrays["prefix_intervals"] = arrays["prefix_intervals"].reshape(-1, 4)

@@ -70,10 +70,12 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> PendingStep:
-        """Queue one plan; ``new`` holds a ``SlotRequest`` for each row that carries ``NEW_IN_SLOT``."""
+        """Queue one plan; ``new`` holds a ``SlotRequest`` for each row that carries ``NEW_IN_SLOT``. A plan without rows changes page tables only."""
         for request in new:
             self._state.load(request)
         self._tables.apply(plan.delta_group, plan.delta_slot, plan.delta_index, plan.delta_page)
+        if not plan.num_rows:
+            return PendingStep(result=_nothing(0, []))
         if self._graphs is not None and self._graphs.serves(plan):
             return self._replay(self._graphs, plan)
         batch = self._builder.build(plan)
