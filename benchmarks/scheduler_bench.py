@@ -184,7 +184,9 @@ def waiting_row(waiting: int, context: int, plans: int) -> Result:
     same steps without the waiting prompts are timed in between, in blocks, so that both see the same machine.
     """
     rows, block = 64, 250
-    driver = Driver(rows * ((context + 4 * plans + 1000) // PAGE + 4) + 2048, rows + 8, admission=ts.AdmissionRule.WHOLE_OUTPUT)
+    driver = Driver(
+        rows * ((context + 4 * plans + 1000) // PAGE + 4) + 2048, rows + 8, admission=ts.AdmissionRule.WHOLE_OUTPUT
+    )
     for row in range(rows):
         driver.submit(prompt(row + 2, context + row * PAGE // rows), new=4 * plans + 1000)
         driver.step()
@@ -246,8 +248,11 @@ def scenarios(plans: int, runs: int) -> Iterator[tuple[str, Callable[[], Result]
     for waiting in (16, 64, 128):
         yield f"waiting_{waiting}x50k", lambda waiting=waiting: best(runs, lambda: waiting_row(waiting, context, plans))
     for pages in (4096, 65_536, 262_144):
-        yield f"evict_admit_8k_{pages}", lambda pages=pages: min(
-            (evict_row(pages, 50) for _ in range(min(runs, 3))), key=lambda result: result["ms"]
+        yield (
+            f"evict_admit_8k_{pages}",
+            lambda pages=pages: min(
+                (evict_row(pages, 50) for _ in range(min(runs, 3))), key=lambda result: result["ms"]
+            ),
         )
     for rows in (64, 256, 1024):
         yield f"short_{rows}", lambda rows=rows: best(runs, lambda: decode_row(rows, 512, min(plans, 1000), shared=256))
@@ -259,7 +264,9 @@ def main() -> int:
     parser.add_argument("--plans", type=int, default=5000, help="plans in a run")
     parser.add_argument("--runs", type=int, default=5, help="runs of which the best counts")
     parser.add_argument("--only", default="*", help="scenarios whose name fits this pattern")
-    parser.add_argument("--upstream", action="store_true", help="also time tokenspeed-scheduler==0.1.42, where it is installed")
+    parser.add_argument(
+        "--upstream", action="store_true", help="also time tokenspeed-scheduler==0.1.42, where it is installed"
+    )
     options = parser.parse_args()
     report: Result = {}
     for name, run in scenarios(options.plans, options.runs):
@@ -269,7 +276,7 @@ def main() -> int:
         if not options.json:
             print(f"{name:28} {json.dumps(report[name])}", flush=True)
     if options.upstream:
-        from scheduler_upstream import measure  # noqa: PLC0415  (beside this file; its package is optional)
+        from scheduler_upstream import measure  # beside this file; its package is optional
 
         report["upstream"] = measure(options.plans, options.runs)
         if not options.json:

@@ -377,7 +377,12 @@ class Scheduler:
         Raises ValueError where ``overlap_depth + 1`` plans wait for their results.
         """
     def advance(
-        self, plan_id: int, counts: _Tokens, tokens: _Tokens | Sequence[Sequence[int]], outcomes: _Tokens, step_us: int = 0
+        self,
+        plan_id: int,
+        counts: _Tokens,
+        tokens: _Tokens | Sequence[Sequence[int]],
+        outcomes: _Tokens,
+        step_us: int = 0,
     ) -> AdvanceResult:
         """The results of the oldest plan in flight: counts (rows), tokens (rows, W) or flat, outcomes (rows).
 

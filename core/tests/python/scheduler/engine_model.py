@@ -12,7 +12,14 @@ __all__ = ["Engine", "Known", "Step", "make_config"]
 
 
 def make_config(
-    *, page: int = 4, pages: int = 32, seqs: int = 4, budget: int = 16, model_len: int = 200, width: int = 1, overlap: int = 0
+    *,
+    page: int = 4,
+    pages: int = 32,
+    seqs: int = 4,
+    budget: int = 16,
+    model_len: int = 200,
+    width: int = 1,
+    overlap: int = 0,
 ) -> ts.SchedulerConfig:
     group = ts.CacheGroupConfig(page_size=page, num_pages=pages)
     return ts.SchedulerConfig(
@@ -52,7 +59,8 @@ class Engine:
         self.scheduler = ts.Scheduler(config)
         self.page = config.groups[0].page_size
         self.tables: list[dict[int, int]] = [{} for _ in range(config.max_num_seqs)]
-        self.content: dict[tuple[int, int], tuple[int, ...]] = {}  # (page, offset) -> the tokens up to and with that one
+        # (page, offset) -> the tokens up to and with that one
+        self.content: dict[tuple[int, int], tuple[int, ...]] = {}
         self.live: dict[int, Known] = {}
         self.reasons: dict[int, int] = {}
         self.steps: list[Step] = []
@@ -75,9 +83,7 @@ class Engine:
         self.now += 1
         plan = self.scheduler.next_execution_plan(self.now)
         self.scheduler.check_integrity()
-        deltas = list(
-            zip(plan.delta_slot.tolist(), plan.delta_index.tolist(), plan.delta_page.tolist(), strict=True)
-        )
+        deltas = list(zip(plan.delta_slot.tolist(), plan.delta_index.tolist(), plan.delta_page.tolist(), strict=True))
         assert len({delta[:2] for delta in deltas}) == len(deltas), "a table entry stands twice in a plan"
         for slot, index, page in deltas:
             self.tables[slot][index] = page

@@ -80,7 +80,7 @@ def test_errors_name_what_is_wrong() -> None:
     one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
     with pytest.raises(ValueError, match="not the oldest in flight"):
         engine.scheduler.advance(plan.plan_id + 1, one, one, zero)
-    with pytest.raises(ValueError, match="counts has 2 entries; plan .* needs 1"):
+    with pytest.raises(ValueError, match=r"counts has 2 entries; plan .* needs 1"):
         engine.scheduler.advance(plan.plan_id, np.ones(2, np.int32), one, zero)
     with pytest.raises(TypeError):
         engine.scheduler.advance(plan.plan_id, np.ones(1, np.int64), one, zero)
@@ -95,7 +95,11 @@ def test_refused_requests_say_why_and_others_go_on() -> None:
         ts.RequestSpec(id=3, tokens=[5, 6], max_new_tokens=1 << 50),
     ]
     results = engine.scheduler.submit_requests(specs, 0)
-    assert [result.refusal for result in results] == [ts.SubmitRefusal.NEVER_FITS, ts.SubmitRefusal.EMPTY_PROMPT, ts.SubmitRefusal.NONE]
+    assert [result.refusal for result in results] == [
+        ts.SubmitRefusal.NEVER_FITS,
+        ts.SubmitRefusal.EMPTY_PROMPT,
+        ts.SubmitRefusal.NONE,
+    ]
     assert "32" in results[0].reason
     assert "--max-total-tokens" in results[0].reason
     assert results[2].accepted
@@ -120,7 +124,11 @@ def test_page_hashes_follow_their_definition() -> None:
 
     tokens = np.arange(8, dtype="<i4")
     seed = hashlib.sha256(
-        b"tokenspeed.kv.page.1" + (4).to_bytes(8, "little") + (3).to_bytes(8, "little") + (2).to_bytes(8, "little") + b"ab"
+        b"tokenspeed.kv.page.1"
+        + (4).to_bytes(8, "little")
+        + (3).to_bytes(8, "little")
+        + (2).to_bytes(8, "little")
+        + b"ab"
     ).digest()[:16]
     first = hashlib.sha256(seed + tokens[:4].tobytes()).digest()[:16]
     second = hashlib.sha256(first + tokens[4:].tobytes() + (1).to_bytes(8, "little") + b"k" * 16).digest()[:16]
@@ -171,7 +179,7 @@ def test_other_threads_may_ask_while_one_plans() -> None:
                 engine.scheduler.stats()
                 engine.scheduler.abort(10_000)
                 engine.scheduler.request_info(1)
-        except BaseException as error:  # noqa: BLE001  (whatever it is, the test must see it)
+        except BaseException as error:  # whatever it is, the test must see it
             failures.append(error)
 
     threads = [threading.Thread(target=ask) for _ in range(3)]

@@ -28,7 +28,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.submitted = 0
 
-    @rule(family=st.integers(0, 1), shared=st.integers(0, 20), own=st.integers(0, 6), new=st.integers(1, 12), priority=st.integers(-1, 1))
+    @rule(
+        family=st.integers(0, 1),
+        shared=st.integers(0, 20),
+        own=st.integers(0, 6),
+        new=st.integers(1, 12),
+        priority=st.integers(-1, 1),
+    )
     def submit(self, family: int, shared: int, own: int, new: int, priority: int) -> None:
         tokens = [100 * family + i for i in range(shared)] + [1000 + i % 2 for i in range(own)]
         self.next_id += 1

@@ -69,7 +69,11 @@ def test_stub_and_extension_have_the_same_classes_members_and_parameters() -> No
 
 
 def test_stub_defaults_are_those_of_the_extension() -> None:
-    config = next(node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ClassDef) and node.name == "SchedulerConfig")
+    config = next(
+        node
+        for node in ast.parse(STUB.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "SchedulerConfig"
+    )
     init = next(node for node in config.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     plain = {
         arg.arg: ast.literal_eval(default)
