@@ -197,11 +197,16 @@ class AsyncLLM:
             _log.info("Request %s[%d]: %s", choice.generation.request.request_id, choice.index, _stats_line(choice))
 
     def _orphan(self, rid: int, *, ended: bool) -> None:
+        """An output for a request that is not alive here: expected for aborted ones until their last; any other is told to the engine, once."""
+        if ended:
+            self._closing.discard(rid)
+            return
         if rid in self._closing:
-            if ended:
-                self._closing.discard(rid)
             return
         self.metrics.orphans += 1
+        self._closing.add(rid)
+        self.metrics.aborted["orphan"] += 1
+        self.client.send(AbortRequest(rid))
         now = time.monotonic()
         if now - self._orphan_logged_s >= _ORPHAN_LOG_S:
             self._orphan_logged_s = now
@@ -210,10 +215,6 @@ class AsyncLLM:
                 rid,
                 self.metrics.orphans,
             )
-        if not ended:
-            self._closing.add(rid)
-            self.metrics.aborted["orphan"] += 1
-            self.client.send(AbortRequest(rid))
 
     def _end(self, choice: Choice, reason: str, now: float) -> None:
         """Account for a request whose last output nobody will take."""

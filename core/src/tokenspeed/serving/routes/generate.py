@@ -195,7 +195,7 @@ async def _whole(job: _Job, generation: Generation) -> list[dict[str, Any]]:
 async def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, None]:
     told: set[int] = set()
     while (deltas := await generation.next()) is not None:
-        out = []
+        out: list[bytes] = []
         for delta in deltas:
             if delta.finish == "error" and out:
                 yield b"".join(out)  # what came in the same step is not lost

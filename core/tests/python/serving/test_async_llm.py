@@ -1,0 +1,118 @@
+"""The server's books: threads, accounting, log lines, and what stands on the message path."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import tokenspeed
+from tokenspeed.messages import Outputs, RequestStats, SamplingParams, TokenOutput
+from tokenspeed.serving.generation import GenerationRequest
+from tokenspeed.testing.byte_tokenizer import ByteTokenizer
+from tokenspeed.testing.fake_engine import Reply
+from tokenspeed.testing.server import running, until
+
+pytestmark = pytest.mark.anyio
+
+NEVER = Reply(tokens=(), finish=None)
+
+
+class Recording(ByteTokenizer):
+    """Notes the thread of each call and takes its time over long texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[bool] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(threading.current_thread() is threading.main_thread())
+        if len(text) > 10_000:
+            time.sleep(0.3)
+        return super().encode(text)
+
+
+async def test_ops_13_long_texts_are_tokenised_beside_the_loop() -> None:
+    """ops-13: a long text goes to a thread, so that /health answers meanwhile; a short one does not pay for that."""
+    tokenizer = Recording()
+    async with running(tokenizer=tokenizer, max_model_len=100_000) as server:
+        long = asyncio.create_task(server.complete("x" * 20_000))
+        await until(lambda: tokenizer.threads)
+        begin = time.monotonic()
+        assert (await server.http.get("/health")).status_code == 200
+        assert not long.done()
+        assert time.monotonic() - begin < 0.3
+        assert (await long).status_code == 200
+        await server.complete("short")
+    assert tokenizer.threads == [False, True]
+
+
+def request_of(*prompt: int) -> GenerationRequest:
+    return GenerationRequest(prompts=[list(prompt)], params=SamplingParams(8), request_id="r", streaming=True)
+
+
+async def test_a_last_output_that_nobody_takes_is_still_accounted_for() -> None:
+    """The client leaves between the engine's last word and its being read: counted once, as aborted, and nothing is sent to the engine."""
+    async with running(lambda _: NEVER) as server:
+        generation = server.llm.submit(request_of(1, 2))
+        rid = generation.choices[0].rid
+        await server.engine.send(Outputs([TokenOutput(rid, [97], "stop", stats=RequestStats(2, 0, 1))]))
+        await until(lambda: server.llm.live_requests == 0)
+        generation.abort("disconnect")
+        generation.abort("disconnect")
+        assert await generation.next() is None
+        assert server.llm.metrics.finished == {"abort": 1}
+        assert server.engine.aborts == []
+
+
+async def test_an_abort_and_the_last_output_may_cross() -> None:
+    """The engine's last word for an aborted request is expected: no orphan."""
+    async with running(lambda _: NEVER) as server:
+        generation = server.llm.submit(request_of(1))
+        rid = generation.choices[0].rid
+        generation.abort("disconnect")
+        await server.engine.send(Outputs([TokenOutput(rid, [97]), TokenOutput(rid, [97], "stop")]))
+        await until(lambda: not server.llm._closing)
+        assert server.llm.metrics.orphans == 0
+
+
+async def test_each_request_s_cost_is_logged_when_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    """--enable-log-request-stats: one line when it ends, with tokens, times and preemptions."""
+    caplog.set_level(logging.INFO, "tokenspeed.serving")
+    async with running("hello") as server:
+        server.llm._log_stats = server.llm._log_requests = True
+        await server.complete("abcd", max_tokens=3)
+    lines = [record.message for record in caplog.records if record.name.endswith("async_llm")]
+    assert len(lines) == 2
+    assert "prompt tokens 4" in lines[0]
+    assert "4 prompt tokens (0 cached), 3 output tokens, length; queue 0.1 ms" in lines[1]
+    assert "abcd" not in "".join(lines)
+
+
+def test_ops_10_nothing_on_the_message_path_imports_pickle() -> None:
+    """ops-10: neither the server, the messages nor the engine can unpickle what arrives."""
+    root = Path(tokenspeed.__file__).parent
+    files = [file for folder in ("serving", "messages", "engine") for file in (root / folder).rglob("*.py")]
+    assert len(files) > 30
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+            assert not {name.split(".")[0] for name in names if name} & {
+                "pickle",
+                "cloudpickle",
+                "dill",
+                "marshal",
+                "shelve",
+            }, file
+            assert not (isinstance(node, ast.Attribute) and node.attr in ("recv_pyobj", "send_pyobj")), file
