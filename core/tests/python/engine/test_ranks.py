@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,18 @@ def test_a_plan_survives_packing() -> None:
     assert unpacked is not None
     assert_same(unpacked[0], PLAN)
     assert unpacked[1] == NEW
+
+
+def test_a_plan_without_rows_is_not_the_end() -> None:
+    """Its page-table changes matter on every rank."""
+    empty = {name: ints() for name in ("slots", "context_lens", "query_lens", "input_ids", "flags", "output_lens")}
+    plan = replace(
+        PLAN, num_rows=0, num_extend_rows=0, num_tokens=0, prefix_intervals=np.zeros((0, 4), dtype=np.int32), **empty
+    )
+    unpacked = unpack_plan(pack_plan(plan, []))
+    assert unpacked is not None
+    assert_same(unpacked[0], plan)
+    assert unpack_plan(b"") is None
 
 
 class Recorder:
