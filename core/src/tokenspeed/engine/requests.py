@@ -16,6 +16,9 @@ from tokenspeed.runtime.plan import SlotRequest
 __all__ = ["Admission", "LiveRequest"]
 
 _SEED_BITS = 64
+#: Fields that end up in arrays of 32 or 64 bits; msgpack can carry larger numbers.
+_INTEGERS = ("max_new_tokens", "top_k", "min_tokens", "logprobs", "prompt_logprobs")
+_LIMIT = 2**31
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,6 +133,9 @@ class Admission:
         if params.logit_bias:
             biased = [token for token, _ in params.logit_bias]
             self._check_ids("logit_bias", min(biased), max(biased))
+        for name in _INTEGERS:
+            _check_range(name, getattr(params, name))
+        _check_range("priority", message.priority)
         if params.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {params.max_new_tokens}; it must be at least 1", param="max_tokens")
         seed = self._random.getrandbits(_SEED_BITS) if params.seed is None else params.seed
@@ -154,6 +160,11 @@ class Admission:
             raise RequestError(
                 f"{name} holds token id {wrong}; the model knows 0 to {self._vocab_size - 1}", param=name
             )
+
+
+def _check_range(name: str, value: int) -> None:
+    if not -_LIMIT <= value < _LIMIT:
+        raise RequestError(f"{name} is {value}; it must be between {-_LIMIT} and {_LIMIT - 1}", param=name)
 
 
 def _signed(seed: int) -> int:

@@ -132,6 +132,10 @@ def test_messages_about_unknown_requests_change_nothing(make_rig, expected):
         ([5], {"stop_token_ids": (2000,)}, "stop_token_ids"),
         ([5], {"logit_bias": ((-7, 1.0),)}, "logit_bias"),
         ([5] * 500, {}, ""),
+        ([5], {"max_new_tokens": 2**63}, "max_new_tokens"),
+        ([5], {"top_k": 2**64 - 1}, "top_k"),
+        ([5], {"min_tokens": -(2**63)}, "min_tokens"),
+        ([5], {"priority": 2**40}, "priority"),
     ],
 )
 def test_a_request_that_cannot_run_is_refused_alone_with_a_reason(make_rig, expected, prompt, params, says):
