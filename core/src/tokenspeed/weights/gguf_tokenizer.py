@@ -139,9 +139,9 @@ def _sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]
     )
     tokenizer = Tokenizer(model)
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        _SPACE, prepend_scheme="first" if prefix else "never", split=False
-    )
+    # Normalizers, not the Metaspace pre-tokenizer: that one adds no prefix to text that begins with a space, SentencePiece does.
+    spaces = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
     steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(" ", 1, 0))

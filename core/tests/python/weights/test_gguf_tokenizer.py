@@ -144,8 +144,12 @@ def test_sentencepiece_joins_the_best_pair_first_and_falls_back_to_bytes(write: 
     built = build_tokenizer(write(tokens, types, "llama", scores=scores, bos=1, eos=2, unk=0))
     assert built.tokenizer.encode("abc").tokens == ["<s>", SPACE + "ab", "c"]
     assert built.tokenizer.encode("é", add_special_tokens=False).tokens == [SPACE, "<0xC3>", "<0xA9>"]
+    assert built.tokenizer.encode(" ab", add_special_tokens=False).tokens == [
+        SPACE,
+        SPACE + "ab",
+    ]  # a prefix even before a space
     assert built.add_bos  # the format's default for these vocabularies
-    for text in ("abc abc", "é 🎉", "a  b"):
+    for text in ("abc abc", "é 🎉", "a  b", "  ab"):
         assert built.tokenizer.decode(built.tokenizer.encode(text).ids) == text
 
 
