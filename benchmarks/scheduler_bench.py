@@ -162,7 +162,8 @@ def decode_row(rows: int, context: int, plans: int, shared: int = 0) -> Result:
 
 def crossing_row(rows: int, context: int, plans: int) -> Result:
     """Only the steps in which every row takes a new page; the advance before each publishes every row's full page."""
-    driver = Driver(rows * ((context + 2 * plans) // PAGE + 8) + 64, rows)
+    # One step takes all prompts, so that all rows stand at the same place in their pages.
+    driver = Driver(rows * ((context + 2 * plans) // PAGE + 8) + 64, rows, budget=rows * context)
     for row in range(rows):
         driver.submit(prompt(row + 2, context))
     driver.settle()

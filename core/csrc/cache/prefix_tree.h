@@ -16,6 +16,7 @@
 // EvictOne O(1); a split or a merge moves the shorter part of one edge at most.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>

@@ -1,6 +1,7 @@
 // What the calls of a scheduler answer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>

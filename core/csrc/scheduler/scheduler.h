@@ -12,6 +12,7 @@
 // A plan costs O(rows + changes): nothing in it walks the cached pages, the context of a row or the queue.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>

@@ -5,6 +5,7 @@
 // table, and that no page which it writes can be read by another request as something else.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
