@@ -61,6 +61,7 @@ class ChoiceParser:
         self._scan = Scanner()
         self._attempt: _Attempt | None = None
         self._in_calls = False  # a call was announced in the content
+        self._exact = False  # tokens tell which tags are real, text is none
 
     @property
     def needs_special_tokens(self) -> bool:
@@ -74,71 +75,69 @@ class ChoiceParser:
 
     def feed(self, text: str, marker_spans: Spans | None = None) -> ParserDelta:
         """Take the next piece of generated text; ``marker_spans`` as in ``ReasoningParser.feed``."""
-        if marker_spans is None or self._reasoning is None or not self._reasoning.single_tokens:
-            self._scan.append(text)
-            self._run(exact=False)
-            return self._out.take(self._shows_reasoning)
+        self._exact = marker_spans is not None and self._reasoning is not None and self._reasoning.single_tokens
         done = 0
-        for begin, end in marker_spans:
-            self._scan.append(text[done:begin])
-            self._run(exact=True)
-            self._end_stretch(exact=True)
-            self._route(self._reasoning.feed(text[begin:end], [(0, end - begin)]))
-            done = end
+        if marker_spans is not None and self._reasoning is not None and self._exact:
+            for begin, end in marker_spans:
+                self._scan.append(text[done:begin])
+                self._run()
+                self._end_stretch()
+                self._route(self._reasoning.feed(text[begin:end], [(0, end - begin)]))
+                done = end
         self._scan.append(text[done:])
-        self._run(exact=True)
+        self._run()
         return self._out.take(self._shows_reasoning)
 
     def finish(self) -> ParserDelta:
         """The text is at its end: flush both parsers."""
         self._scan.closed = True
-        self._run(exact=False)
-        self._end_stretch(exact=False)
+        self._run()
+        self._end_stretch()
         if self._reasoning is not None:
             self._route(self._reasoning.finish())
         if self._tools is not None:
             self._out.tell(self._tools.finish())
         return self._out.take(self._shows_reasoning)
 
-    # -- routing; ``exact``: tokens tell which tags are real, text is none
+    # -- routing
 
-    def _run(self, exact: bool) -> None:
-        while self._follow(exact) if self._attempt is not None else self._pass(exact):
+    def _run(self) -> None:
+        while self._follow() if self._attempt is not None else self._pass():
             pass
 
-    def _pass(self, exact: bool) -> bool:
+    def _pass(self) -> bool:
         """Text outside attempts, up to the next announcement of a call."""
         if self._announcements is None or self._in_calls or self._reasoning is None:
             text, self._scan.pos = self._scan.text[self._scan.pos :], len(self._scan.text)
-            self._plain(text, exact)
+            self._plain(text)
             return False
         text, marker = self._scan.until(self._announcements)
-        self._plain(text, exact)
+        self._plain(text)
         if not marker:
             return False
         if self._reasoning.inside:
             self._attempt = _Attempt(self._new_tools(), self._declared)
             self._scan.pos -= len(marker)
             return True
-        if not exact:
+        if not self._exact:
             self._in_calls = True
             self._route(self._reasoning.end_reasoning())
-        self._plain(marker, exact)
+        self._plain(marker)
         return True
 
-    def _plain(self, text: str, exact: bool) -> None:
+    def _plain(self, text: str) -> None:
         if not text:
             return
         if self._reasoning is None or self._in_calls:
             self._content(text)
         else:
-            self._route(self._reasoning.feed(text, [] if exact else None))
+            self._route(self._reasoning.feed(text, [] if self._exact else None))
 
-    def _follow(self, exact: bool) -> bool:
+    def _follow(self) -> bool:
         """Text of a call inside reasoning, until it is decided."""
         attempt, scan = self._attempt, self._scan
         assert attempt is not None
-        if exact or self._tags is None:
+        if self._exact or self._tags is None:
             text, tag = scan.text[scan.pos :], ""
             scan.pos = len(scan.text)
         else:
@@ -147,20 +146,20 @@ class ChoiceParser:
         for piece in _PIECES.finditer(text):
             if attempt.feed(piece.group()) is not Progress.OPEN:
                 scan.pos = end - len(tag) - (len(text) - piece.end())
-                self._decide(exact)
+                self._decide()
                 return True
         if tag:
-            self._decide(exact)
-            self._plain(tag, exact)
+            self._decide()
+            self._plain(tag)
         return bool(tag)
 
-    def _decide(self, exact: bool) -> None:
+    def _decide(self) -> None:
         """The attempt is over: the call is returned, or its text stays reasoning."""
         attempt, self._attempt = self._attempt, None
         assert attempt is not None
         assert self._reasoning is not None
         if attempt.progress is not Progress.DONE:
-            self._plain("".join(attempt.raw), exact)
+            self._plain("".join(attempt.raw))
             return
         self._route(self._reasoning.end_reasoning())
         assert self._tools is not None
@@ -170,13 +169,13 @@ class ChoiceParser:
         for delta in attempt.deltas:
             self._out.tell(delta)
 
-    def _end_stretch(self, exact: bool) -> None:
+    def _end_stretch(self) -> None:
         """A tag or the end of the text: an attempt fails, and the beginning of an announcement is none."""
         if self._attempt is not None:
-            self._decide(exact)
+            self._decide()
             return
         text, self._scan.pos = self._scan.text[self._scan.pos :], len(self._scan.text)
-        self._plain(text, exact)
+        self._plain(text)
 
     def _route(self, delta: ReasoningDelta) -> None:
         for inside, text in delta.segments:

@@ -110,6 +110,13 @@ def test_where_tokens_are_known_only_they_are_tags() -> None:
     assert [call.name for call in (*second.calls, *last.calls) if call.name] == ["look"]
 
 
+def test_a_spelled_tag_in_an_attempt_that_the_end_decides_stays_text() -> None:
+    """Also when the text ends in the middle of a call inside reasoning."""
+    parser = ChoiceParser(Think, Calls, ParserContext(tools=TOOLS, prompt_tail=OPEN))
+    first, last = parser.feed("hm <call look><arg k>a </think> b", []), parser.finish()
+    assert (first.reasoning + last.reasoning, first.content + last.content) == ("hm <call look><arg k>a </think> b", "")
+
+
 def test_reasoning_is_told_as_it_comes() -> None:
     """Only a possible call is held back, and only until it is decided."""
     parser = ChoiceParser(Think, Calls, ParserContext(tools=TOOLS, prompt_tail=OPEN))
