@@ -371,3 +371,15 @@ async def test_ops_13_slow_heads_are_closed(monkeypatch: pytest.MonkeyPatch) -> 
         writer.write(b"GET /health HTTP/1.1\r\nx: ")
         assert b"408" in await asyncio.wait_for(reader.read(), 5)
         writer.close()
+
+
+async def test_ops_13_slow_bodies_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ops-13: a body that does not arrive is answered 408; its connection is closed."""
+    monkeypatch.setattr("tokenspeed.serving.body._BODY_TIMEOUT_S", 0.2)
+    async with running() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        answer = await asyncio.wait_for(reader.read(), 5)
+        assert b" 408 " in answer.split(b"\r\n")[0]
+        assert b'"code":"timeout"' in answer
+        writer.close()
