@@ -55,7 +55,7 @@ $(STAMPS)/core: $(STAMPS)/build-tools $(CORE_FILES)
 	@touch $@
 
 # Plugin folders with a file newer than the stamp; all of them the first time.
-CHANGED = $(foreach folder,$(PLUGINS),$(if $(filter $(folder)/%,$?),$(folder)))
+CHANGED = $(strip $(foreach folder,$(PLUGINS),$(if $(filter $(folder)/%,$?),$(folder))))
 
 $(STAMPS)/plugins: $(STAMPS)/core $(PLUGIN_FILES)
 	@$(if $(CHANGED),echo "plugins: $(notdir $(CHANGED)) ...")
