@@ -39,6 +39,7 @@ from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.forward import eager
 from tokenspeed.runtime.graphs import DecodeGraphs, capture_sizes
 from tokenspeed.runtime.kv_pool import KVPool, pages_in_budget, pages_in_tokens, storage_bytes
+from tokenspeed.runtime.mixed_graphs import MixedGraphs, mixed_sizes
 from tokenspeed.runtime.page_tables import PageTables
 from tokenspeed.runtime.parallel import TalkingGroup, join_ranks
 from tokenspeed.runtime.sampler import Sampler
@@ -274,23 +275,29 @@ def _executor(
         warm_up(executor, max_rows=max_rows, max_tokens=plan_shape.max_step_tokens, max_model_len=max_model_len)
     decoders = [decode for _, decode in backends]
     if platform.supports_graphs and not config.enforce_eager and all(decode.graph_variants for decode in decoders):
-        graphs = DecodeGraphs(
-            model=model,
-            backends=decoders,
-            argmax=argmax,
-            tables=tables,
-            page_sizes=pool.page_sizes,
-            last_tokens=executor.last_tokens,
-            sizes=capture_sizes(max_rows, config.cudagraph_capture_sizes),
-            vocab_size=vocab_size,
-            dtype=dtype_from_name(config.dtype),
-            max_seq_len=max_model_len,
-        )
+        common: dict[str, Any] = {
+            "model": model,
+            "backends": decoders,
+            "argmax": argmax,
+            "tables": tables,
+            "page_sizes": pool.page_sizes,
+            "last_tokens": executor.last_tokens,
+            "vocab_size": vocab_size,
+            "dtype": dtype_from_name(config.dtype),
+            "max_seq_len": max_model_len,
+        }
+        graphs, mixed = DecodeGraphs(sizes=capture_sizes(max_rows, config.cudagraph_capture_sizes), **common), None
+        tokens, rows = mixed_sizes(max_rows, plan_shape.max_step_tokens)
+        if tokens and all(decode.captures_extend for decode in decoders):
+            mixed = MixedGraphs(tokens=tokens, rows=rows, **common)
         began_s = time.monotonic()
         with platform.allocate("graphs"):
             graphs.capture(platform.capture_graph)
-        executor.use_graphs(graphs)
-        _log.info("Captured %d decode graphs in %.1f s", graphs.count, time.monotonic() - began_s)
+            if mixed is not None:
+                mixed.capture(platform.capture_graph)
+        executor.use_graphs(graphs, mixed)
+        count = graphs.count + (mixed.count if mixed is not None else 0)
+        _log.info("Captured %d graphs in %.1f s", count, time.monotonic() - began_s)
     return executor
 
 

@@ -115,6 +115,11 @@ class AttentionBackend(ABC):
         """The member of ``graph_variants`` that the step prepared last must run with."""
         return 0
 
+    @property
+    def captures_extend(self) -> bool:
+        """Whether a captured graph may hold extend rows too: their number and that of their tokens stay, how many tokens each row has does not."""
+        return False
+
     def init_capture_metadata(self, batch: ForwardBatch, variant: int) -> None:  # noqa: ARG002
         """Prepare to capture a decode step of ``variant``; like ``init_forward_metadata``, but what the launches read must live in persistent buffers."""
         self.init_forward_metadata(batch)

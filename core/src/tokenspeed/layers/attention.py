@@ -109,6 +109,7 @@ class Attention(Layer):
         self._k, self._v = kv.k, kv.v
         self._wait, self._written = source.wait_layer, source.layer_written
         self._extend, self._decode = extend.forward_extend, decode.forward_decode
+        self._extend_captured = decode.forward_extend
 
     def forward(self, qkv: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         layer = self.layer
@@ -134,12 +135,13 @@ class Attention(Layer):
         )
         self._written(layer.index)
         cut = batch.num_extend_tokens
+        extend = self._extend_captured if batch.captured else self._extend
         if cut == 0:
             out = self._decode(q, kv, layer, batch)
         elif cut == batch.num_tokens:
-            out = self._extend(q, kv, layer, batch)
+            out = extend(q, kv, layer, batch)
         else:
-            out = torch.cat((self._extend(q[:cut], kv, layer, batch), self._decode(q[cut:], kv, layer, batch)))
+            out = torch.cat((extend(q[:cut], kv, layer, batch), self._decode(q[cut:], kv, layer, batch)))
         return out.view(out.shape[0], -1)
 
     def weight_slots(self) -> Iterator[WeightSlot]:

@@ -13,6 +13,7 @@ from tokenspeed.runtime.batch import BatchBuilder
 from tokenspeed.runtime.forward import Forward
 from tokenspeed.runtime.graphs import DecodeGraphs
 from tokenspeed.runtime.logprobs import gather_logprobs
+from tokenspeed.runtime.mixed_graphs import MixedGraphs
 from tokenspeed.runtime.page_tables import PageTables
 from tokenspeed.runtime.plan import SAMPLES, PlanView, SlotRequest
 from tokenspeed.runtime.results import PendingStep, PromptLogprobs, StepResult
@@ -55,6 +56,7 @@ class ModelExecutor:
         #: (slots + 1) int64, the token each slot sampled last; the last entry is the spare slot's
         self.last_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._graphs: DecodeGraphs | None = None
+        self._mixed: MixedGraphs | None = None
         self._builder = BatchBuilder(
             max_rows=max_rows,
             max_tokens=max_tokens,
@@ -64,9 +66,9 @@ class ModelExecutor:
             device=device,
         )
 
-    def use_graphs(self, graphs: DecodeGraphs) -> None:
-        """Replay ``graphs`` for the steps that they serve."""
-        self._graphs = graphs
+    def use_graphs(self, graphs: DecodeGraphs, mixed: MixedGraphs | None = None) -> None:
+        """Replay ``graphs`` and ``mixed`` for the steps that they serve."""
+        self._graphs, self._mixed = graphs, mixed
 
     @torch.inference_mode()
     def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> PendingStep:
@@ -78,6 +80,8 @@ class ModelExecutor:
             return PendingStep(result=_nothing(0, []))
         if self._graphs is not None and self._graphs.serves(plan):
             return self._replay(self._graphs, plan)
+        if self._mixed is not None and self._mixed.serves(plan) and not self._wants_prompt_logprobs(plan):
+            return self._replay_mixed(self._mixed, plan)
         batch = self._builder.build(plan)
         assert batch.output_index is not None, "the builder names the rows that sample"
         sampling = np.flatnonzero(plan.flags & SAMPLES)
@@ -105,6 +109,21 @@ class ModelExecutor:
             return self._pending(plan.num_rows, rows, plan.slots, sampled, [])
         drawn = Download(output.tokens)
         return PendingStep(lambda: _scatter(len(rows), rows, drawn.wait()[:, None], None, []))
+
+    def _replay_mixed(self, graphs: MixedGraphs, plan: PlanView) -> PendingStep:
+        """A step of pieces of prompts and decodes."""
+        output, place = graphs.replay(plan)
+        sampling = np.flatnonzero(plan.flags & SAMPLES)
+        rows, slots = plan.num_rows, plan.slots[sampling]
+        if len(sampling) and not self._state.rows(slots).plain:
+            logits = output.logits.index_select(0, to_device(place, self._device))
+            sampled = self._sampler.sample(logits, slots, plan.output_lens[sampling])
+            return self._pending(rows, sampling, slots, sampled, [])
+        drawn = Download(output.tokens)
+        return PendingStep(lambda: _scatter(rows, sampling, drawn.wait()[place, None], None, []))
+
+    def _wants_prompt_logprobs(self, plan: PlanView) -> bool:
+        return bool(len(self._state.wanting_prompt_logprobs(plan.slots[: plan.num_extend_rows])))
 
     def _pending(
         self,

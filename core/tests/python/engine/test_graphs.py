@@ -9,6 +9,15 @@ import pytest
 import torch
 
 from tokenspeed.runtime.graphs import DecodeGraphs, capture_sizes
+from tokenspeed.runtime.mixed_graphs import MixedGraphs
+
+
+def next_token(tokens: list[int]) -> int:
+    """What the stand-in model of ``conftest`` says after ``tokens``."""
+    state = 7
+    for token in tokens:
+        state = (state * 31 + token + 1) % 1_000_003
+    return state % 997
 
 
 class Recorder:
@@ -105,3 +114,66 @@ def test_sizes_grow_with_the_rows_and_end_at_the_most():
     assert sizes[-1] == 256
     assert all(b <= 2 * a for a, b in pairwise(sizes))
     assert capture_sizes(16, (64, 4, 2)) == (2, 4)
+
+
+def with_mixed(rig, tokens: tuple[int, ...], rows: tuple[int, ...]) -> Recorder:
+    """Let ``rig`` replay mixed graphs of these sizes, and decode graphs of one size."""
+    with_graphs(rig, (8,))
+    executor, platform = rig.executor, Recorder()
+    model = executor._model
+
+    def forward(batch):
+        """The stand-in model over the rows that are there; it knows nothing of filling."""
+        if not batch.captured:
+            return plain(batch)
+        kept = batch.slot_mapping[0] >= 0
+        model.pages.view(-1)[batch.slot_mapping[0][kept]] = batch.input_ids[kept].float() + 1
+        hidden = torch.zeros((batch.num_tokens, 2))
+        start = batch.query_start.tolist()
+        for row in range(batch.num_rows):
+            seq_len, new = int(batch.seq_lens[row]), start[row + 1] - start[row]
+            if not new or not bool(kept[start[row]]):
+                continue
+            table = batch.page_tables[0][row, : -(-seq_len // 4)].long()
+            context = (model.pages[table].reshape(-1)[:seq_len] - 1).long().tolist()
+            assert batch.positions[start[row] : start[row + 1]].tolist() == list(range(seq_len - new, seq_len))
+            for i in range(new):
+                seen = context[: seq_len - new + i + 1]
+                hidden[start[row] + i] = torch.tensor([next_token(seen), seen[-1]])
+        return hidden
+
+    plain, model.forward = model.forward, forward
+    graphs = MixedGraphs(
+        model=model,
+        backends=[],
+        argmax=executor._sampler._argmax,
+        tables=executor._tables,
+        page_sizes=[4],
+        last_tokens=executor.last_tokens,
+        tokens=tokens,
+        rows=rows,
+        vocab_size=997,
+        dtype=torch.float32,
+        max_seq_len=200,
+    )
+    graphs.capture(platform)
+    executor.use_graphs(executor._graphs, graphs)
+    return platform
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_of_prompts_and_decodes_give_the_tokens_of_steps_that_are_not_captured(make_rig, expected, overlap):
+    rig = make_rig(overlap=overlap, pages=160, budget=24)
+    platform = with_mixed(rig, (16, 32), (2, 8))
+    prompts = [[i * 7 + j for j in range(2 + 9 * i)] for i in range(8)]
+    for rid, prompt in enumerate(prompts):
+        rig.add(rid, prompt, max_new_tokens=20, **({"temperature": 0.8, "seed": 1} if rid == 7 else {}))
+        rig.turn()
+        rig.turn()
+    rig.run()
+    assert [rig.tokens(rid) for rid in range(7)] == [expected(prompt, 20) for prompt in prompts[:7]]
+    assert platform.replayed > 5
+    alone = make_rig(pages=160)
+    alone.add(0, prompts[7], max_new_tokens=20, temperature=0.8, seed=1)
+    alone.run()
+    assert rig.tokens(7) == alone.tokens(0)

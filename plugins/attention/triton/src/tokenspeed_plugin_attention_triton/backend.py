@@ -32,7 +32,7 @@ class TritonBackend(AttentionBackend):
             programs=2 * processors,
         )
         self._block_rows = 64
-        self._blocks = Staged(ctx.max_tokens // self._block_rows + ctx.max_rows + 1, 2, device=ctx.device)
+        self._blocks = Staged(ctx.max_tokens // self._block_rows + ctx.max_rows + 16, 2, device=ctx.device)
         self._block_count = 0
 
     @property
@@ -44,6 +44,11 @@ class TritonBackend(AttentionBackend):
     def graph_variant(self) -> int:
         """What the prepared step needs."""
         return 3 if self._work.has_shared else int(self._work.has_split)
+
+    @property
+    def captures_extend(self) -> bool:
+        """Its programs read on the device which rows they work for."""
+        return True
 
     def init_capture_metadata(self, batch: ForwardBatch, variant: int) -> None:
         """Plan rows of one token, then launch as ``variant`` does."""
@@ -57,10 +62,13 @@ class TritonBackend(AttentionBackend):
             counts = -(-host.query_lens[:extends] // self._block_rows)
             rows = np.repeat(np.arange(extends, dtype=np.int32), counts)
             first = (np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)) * self._block_rows
-            self._block_count = rows.size
+            # A captured step launches as many programs as its tokens can need; those of row -1 have nothing to do.
+            self._block_count = batch.num_extend_tokens // self._block_rows + extends if batch.captured else rows.size
             # The blocks with the most to read begin first, so that the short ones fill the gaps at the end.
             order = np.argsort(-(host.context_lens[rows] + first), kind="stable")
-            self._blocks.send(np.stack((rows, first), axis=1)[order])
+            blocks = np.full((self._block_count, 2), -1, dtype=np.int32)
+            blocks[: rows.size, 0], blocks[: rows.size, 1] = rows[order], first[order]
+            self._blocks.send(blocks)
         if batch.num_rows > extends:
             intervals = host.prefix_intervals
             if extends and intervals.size:

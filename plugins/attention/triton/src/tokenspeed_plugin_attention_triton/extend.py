@@ -29,10 +29,12 @@ def extend_blocks(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, IN_PAGE: tl.constexpr,
 ):  # fmt: skip
-    """``block_ptr`` (blocks, 2) int32 names (row, first query token within the row) of each program. IN_PAGE: BN divides PAGE, so a block lies in one page."""
+    """``block_ptr`` (blocks, 2) int32 names (row, first query token within the row) of each program, row -1 for nothing to do. IN_PAGE: BN divides PAGE, so a block lies in one page."""
     LOG2E: tl.constexpr = 1.4426950408889634
     q_head, block = tl.program_id(0), tl.program_id(1)
     row = tl.load(block_ptr + block * 2)
+    if row < 0:
+        return
     first = tl.load(block_ptr + block * 2 + 1)
     begin = tl.load(start_ptr + row)
     length = tl.load(start_ptr + row + 1) - begin
