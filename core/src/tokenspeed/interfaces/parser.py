@@ -68,6 +68,17 @@ class ToolParser(ABC):
     def __init__(self, ctx: ParserContext) -> None:
         self.ctx = ctx
 
+    @classmethod
+    def history_id(cls, call_id: str, name: str, index: int) -> str:  # noqa: ARG003 - for families that need them
+        """The id under which a call of the history goes into the chat template; the same goes into the tool message that answers it.
+
+        Args:
+            call_id: what the client sent; another server may have made it.
+            name: the called function.
+            index: how many calls of the conversation precede it.
+        """
+        return call_id
+
     @abstractmethod
     def feed(self, text: str) -> ParserDelta:
         """Take the next piece of generated text."""

@@ -70,6 +70,12 @@ def test_tool_19_ids_keep_the_native_form_and_count_over_the_conversation(head: 
     assert parsed.calls[0][1] == want
 
 
+def test_tool_19_foreign_ids_of_the_history_are_rewritten() -> None:
+    """tool-19: a native id stays, any other becomes one that counts over the conversation."""
+    assert KimiK2ToolParser.history_id("functions.a:0", "a", 0) == "functions.a:0"
+    assert KimiK2ToolParser.history_id("call_x", "b", 1) == "functions.b:1"
+
+
 def test_tool_18_a_cut_section_keeps_its_finished_calls() -> None:
     """tool-18: without the end of the section the finished call is there; the unfinished one is no JSON object."""
     text = f'{BEGIN}{CALL}functions.a:0{ARGUMENTS}{{}}{CALL_END}{CALL}functions.b:1{ARGUMENTS}{{"x":'

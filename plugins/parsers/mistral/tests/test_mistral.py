@@ -79,6 +79,14 @@ def test_tool_13_an_id_of_the_model_is_kept(text: str) -> None:
     assert parse(MistralToolParser(ParserContext()), [text]).calls == [["add", "abcDEF123", '{"a": 3}']]
 
 
+def test_foreign_ids_of_the_history_become_valid() -> None:
+    """A template that is given any other form refuses the conversation."""
+    assert MistralToolParser.history_id("abcDEF123", "f", 0) == "abcDEF123"
+    ids = {MistralToolParser.history_id(f"call_{index}", "f", index) for index in range(100)}
+    assert len(ids) == 100
+    assert all(re.fullmatch(r"[a-zA-Z0-9]{9}", item) for item in ids)
+
+
 @pytest.mark.parametrize(
     ("text", "content"),
     [

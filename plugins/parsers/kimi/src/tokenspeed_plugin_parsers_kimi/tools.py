@@ -9,6 +9,8 @@ from tokenspeed.interfaces.parsing import MarkedJsonParser, MarkedSyntax
 
 __all__ = ["KimiK2ToolParser"]
 
+_NATIVE_ID = re.compile(r"functions\.\S+:[0-9]+")
+
 
 class KimiK2ToolParser(MarkedJsonParser):
     """Ids are told in the form the model was trained on, ``functions.NAME:INDEX``.
@@ -38,6 +40,11 @@ class KimiK2ToolParser(MarkedJsonParser):
     def __init__(self, ctx: ParserContext) -> None:
         super().__init__(ctx)
         self._next_index = ctx.history_calls
+
+    @classmethod
+    def history_id(cls, call_id: str, name: str, index: int) -> str:
+        """Foreign ids make the model leak its markers, so they are rewritten to the native form."""
+        return call_id if _NATIVE_ID.fullmatch(call_id) else f"functions.{name}:{index}"
 
     def identify(self, header: re.Match[str]) -> tuple[str, str | None]:
         index = max(int(header["index"] or 0), self._next_index)

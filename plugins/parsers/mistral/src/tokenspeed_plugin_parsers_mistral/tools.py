@@ -17,6 +17,16 @@ _ALPHABET = string.ascii_letters + string.digits
 _ARRAY_SPACE = re.compile(r"[\s,]*")
 
 
+def _nine(seed: str) -> str:
+    """Nine letters and digits that follow from ``seed``."""
+    number = int.from_bytes(hashlib.blake2b(seed.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+    letters = []
+    for _ in range(9):
+        number, letter = divmod(number, len(_ALPHABET))
+        letters.append(_ALPHABET[letter])
+    return "".join(letters)
+
+
 class MistralToolParser(MarkedJsonParser):
     """Which form follows the marker shows at its first character.
 
@@ -46,13 +56,12 @@ class MistralToolParser(MarkedJsonParser):
     def _id(self, given: str | None) -> str:
         if given and _ID.fullmatch(given):
             return given
-        seed = f"{self.ctx.history_calls + self.out.count}:{self.ctx.prompt_tail}"
-        number = int.from_bytes(hashlib.blake2b(seed.encode("utf-8", "replace"), digest_size=8).digest(), "big")
-        letters = []
-        for _ in range(9):
-            number, letter = divmod(number, len(_ALPHABET))
-            letters.append(_ALPHABET[letter])
-        return "".join(letters)
+        return _nine(f"{self.ctx.history_calls + self.out.count}:{self.ctx.prompt_tail}")
+
+    @classmethod
+    def history_id(cls, call_id: str, name: str, index: int) -> str:
+        """The templates refuse ids of any other form, so those are replaced by one that follows from them."""
+        return call_id if _ID.fullmatch(call_id) else _nine(f"{index}:{name}:{call_id}")
 
     def _enter_header(self) -> None:
         super()._enter_header()
