@@ -107,7 +107,8 @@ def attentions(table: Table, assembly: Any, select: Any) -> None:
     pools = [LayerKV(k=draw(*shape), v=draw(*shape)) for _ in range(4)]
     numbers = np.random.default_rng(0).permutation(pages).astype(np.int32)
     decode, extend = backend_of(assembly, "decode", select), backend_of(assembly, "extend", select)
-    for rows, shared, own in ((1, 0, 1100), (8, 0, 1100), (32, 0, 1100), (64, 0, 1100), (128, 0, 1100), (256, 0, 1100), (1, 0, 32768), (1, 0, 131072), (64, 8192, 576)):
+    cases = [(rows, 0, 1100) for rows in (1, 8, 32, 64, 128, 256)] + [(1, 0, 32768), (1, 0, 131072), (64, 8192, 576)]
+    for rows, shared, own in cases:
         each, common = -(-own // 64), shared // 64
         pages_of = np.concatenate(
             [np.tile(numbers[:common], (rows, 1)), numbers[common : common + rows * each].reshape(rows, each)], axis=1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["PageList", "page_list"]
+__all__ = ["PageList", "page_list", "token_list"]
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,11 @@ def page_list(seq_lens: np.ndarray, page_size: int, table_stride: int, first_row
         gather=gather.astype(np.int32),
         last=(seq_lens - (counts - 1) * page_size).astype(np.int32),
     )
+
+
+def token_list(seq_lens: np.ndarray, page_size: int, table_stride: int) -> np.ndarray:
+    """Tokens of rows 0, 1, ... one after another: (2, tokens) int32, index of the token's page in the flattened page table, and its offset in the page."""
+    lengths = seq_lens.astype(np.int64)
+    rows = np.repeat(np.arange(lengths.size), lengths)
+    position = np.arange(rows.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.stack((rows * table_stride + position // page_size, position % page_size)).astype(np.int32)

@@ -23,9 +23,10 @@ def decode_items(
     q_heads, kv_heads, table_stride, s_page, s_pos, s_head, v_page, v_pos, v_head, scale, softcap, window,
     W: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, PDL: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, IN_PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Persistent programs walk over (item, kv head); BM >= rows * W * G of every item."""
+    """Persistent programs walk over (item, kv head); BM >= rows * W * G of every item. IN_PAGE: pieces begin at multiples of BN, which divides
+    PAGE, so that a block lies in one page."""
     LOG2E: tl.constexpr = 1.4426950408889634
     items = tl.load(count_ptr)
     if PDL:
@@ -62,21 +63,25 @@ def decode_items(
         top = tl.full((BM,), -float("inf"), dtype=tl.float32)
         total = tl.zeros((BM,), dtype=tl.float32)
         acc = tl.zeros((BM, BDV), dtype=tl.float32)
+        table = table_ptr + table_row.to(tl.int64) * table_stride
+        if IN_PAGE:
+            # One number a block, loaded a block ahead: the loads of keys and values must not wait for it.
+            following = tl.load(table + kv_begin // PAGE).to(tl.int64)
         for start in range(kv_begin, kv_end, BN):
             pos = start + tl.arange(0, BN)
             there = pos < kv_end
-            # Page numbers are loaded a block at a time, although a block may lie in one page: loads of single numbers are not pipelined.
-            page = tl.load(table_ptr + table_row.to(tl.int64) * table_stride + pos // PAGE, mask=there, other=0).to(tl.int64)
-            k = tl.load(
-                k_ptr + page[None, :] * s_page + (pos % PAGE)[None, :] * s_pos + head * s_head + d[:, None],
-                mask=there[None, :] & (d < D)[:, None],
-                other=0.0,
-            )
-            v = tl.load(
-                v_ptr + page[:, None] * v_page + (pos % PAGE)[:, None] * v_pos + head * v_head + dv[None, :],
-                mask=there[:, None] & (dv < DV)[None, :],
-                other=0.0,
-            )
+            if IN_PAGE:
+                one = following
+                following = tl.load(table + tl.minimum(start + BN, kv_end - 1) // PAGE).to(tl.int64)
+                inner = start % PAGE + tl.arange(0, BN)
+                k_at = k_ptr + one * s_page + head * s_head + inner[None, :] * s_pos + d[:, None]
+                v_at = v_ptr + one * v_page + head * v_head + inner[:, None] * v_pos + dv[None, :]
+            else:
+                page = tl.load(table + pos // PAGE, mask=there, other=0).to(tl.int64)
+                k_at = k_ptr + page[None, :] * s_page + head * s_head + (pos % PAGE)[None, :] * s_pos + d[:, None]
+                v_at = v_ptr + page[:, None] * v_page + head * v_head + (pos % PAGE)[:, None] * v_pos + dv[None, :]
+            k = tl.load(k_at, mask=there[None, :] & (d < D)[:, None], other=0.0)
+            v = tl.load(v_at, mask=there[:, None] & (dv < DV)[None, :], other=0.0)
             s = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
             if SOFTCAP:
                 s = softcap * (2.0 * tl.sigmoid(2.0 * s / softcap) - 1.0)

@@ -29,7 +29,10 @@ def extend_blocks(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, IN_PAGE: tl.constexpr,
 ):  # fmt: skip
-    """``block_ptr`` (blocks, 2) int32 names (row, first query token within the row) of each program, row -1 for nothing to do. IN_PAGE: BN divides PAGE, so a block lies in one page."""
+    """``block_ptr`` (blocks, 2) int32 names (row, first query token within the row) of each program, row -1 for nothing to do.
+
+    IN_PAGE: BN divides PAGE, so a block lies in one page.
+    """
     LOG2E: tl.constexpr = 1.4426950408889634
     q_head, block = tl.program_id(0), tl.program_id(1)
     row = tl.load(block_ptr + block * 2)
@@ -60,8 +63,10 @@ def extend_blocks(
         # Every token of the block sees all of these: no masks.
         factor = scale * LOG2E
         kv_begin = (context + first + 1) // BN * BN
+        following = tl.load(table).to(tl.int64)
         for start in range(0, kv_begin, BN):
-            page = tl.load(table + start // PAGE).to(tl.int64)
+            page = following  # loaded a block ahead: the loads of keys and values must not wait for it
+            following = tl.load(table + tl.minimum(start + BN, end - 1) // PAGE).to(tl.int64)
             inner = start % PAGE + n
             k = tl.load(k_base + page * s_page + inner[None, :] * s_pos + d[:, None])
             s = tl.dot(q, k.to(q.dtype), input_precision="ieee") * factor

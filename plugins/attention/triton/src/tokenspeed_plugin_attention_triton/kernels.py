@@ -15,7 +15,11 @@ from tokenspeed_plugin_attention_triton.plan import DecodePlan, plan_decode
 
 __all__ = ["DecodeWork", "Staged", "run_extend"]
 
+#: Pieces are cut in multiples of this many KV tokens.
 BLOCK_KV = 64
+IN_PAGE = True
+OWN_KV = 64
+SHARED_KV = 64
 OWN_TILE = 16
 OWN_WARPS = 4
 SHARED_TILE = 64
@@ -142,21 +146,21 @@ class DecodeWork:
         group = heads // self.kv_heads
         own_tile = max(OWN_TILE, triton.next_power_of_2(width * group))
         meta: dict[str, Any] = {
-            "W": width, "G": group, "D": dim, "DV": v_dim, "PAGE": self.page_size, "BN": BLOCK_KV,
+            "W": width, "G": group, "D": dim, "DV": v_dim, "PAGE": self.page_size,
             "BD": triton.next_power_of_2(dim), "BDV": triton.next_power_of_2(v_dim),
             "SOFTCAP": softcap > 0.0, "SINKS": sinks is not None, "WINDOW": window > 0, **early_launch(q),
         }  # fmt: skip
         sink = sinks if sinks is not None else self.max_sum
-        for items, index, tile, warps, stages in (
-            (self._own, 0, own_tile, OWN_WARPS, OWN_STAGES),
-            (self._shared, 1, max(SHARED_TILE, own_tile), 4 if SHARED_TILE <= 64 else 8, SHARED_STAGES),
+        for items, index, tile, block, warps, stages in (
+            (self._own, 0, own_tile, OWN_KV, OWN_WARPS, OWN_STAGES),
+            (self._shared, 1, max(SHARED_TILE, own_tile), SHARED_KV, 4 if SHARED_TILE <= 64 else 8, SHARED_STAGES),
         ):
             if index == 1 and not self.has_shared:
                 continue
             decode_items[(self.programs,)](
                 q, k, v, page_table, seq_lens, items.tensor, self._counts.tensor[index:], self._parts.tensor, out, self.acc, self.max_sum, sink,
                 heads, self.kv_heads, page_table.stride(0), *_strides(k, layout), *_strides(v, layout), scale, softcap, window,
-                BM=tile, num_warps=warps, num_stages=stages if q.element_size() == 2 else 1, **meta,
+                BM=tile, BN=block, IN_PAGE=IN_PAGE and self.page_size % block == 0, num_warps=warps, num_stages=stages if q.element_size() == 2 else 1, **meta,
             )  # fmt: skip
         if self.has_split:
             merge_parts[(tokens, heads)](

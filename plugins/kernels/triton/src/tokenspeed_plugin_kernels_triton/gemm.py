@@ -54,10 +54,7 @@ def _weights(rows, cols, offs_n, N, k_to, EVEN: tl.constexpr):
 @triton.jit
 def _row(x_ptr, cols, k_to, EVEN: tl.constexpr):
     """A stretch of the one activation row."""
-    if EVEN:
-        x = tl.load(x_ptr + cols)
-    else:
-        x = tl.load(x_ptr + cols, mask=cols < k_to, other=0.0)
+    x = tl.load(x_ptr + cols) if EVEN else tl.load(x_ptr + cols, mask=cols < k_to, other=0.0)
     return x.to(tl.float32)[None, :]
 
 
