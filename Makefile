@@ -90,10 +90,20 @@ define cpp_tests
 	@ctest --test-dir $(1) --output-on-failure -j $(JOBS)
 endef
 
-test-cpp: $(STAMPS)/build-tools ## GoogleTest suites of the scheduler and the cache
+# GoogleTest is a system package: installed where that needs no question, else named. cmake says so, too, if it cannot find it.
+$(STAMPS)/gtest: $(STAMPS)/venv
+	@if ! echo '#include <gtest/gtest.h>' | $${CXX:-c++} -E -x c++ - >/dev/null 2>&1 && ! { command -v brew && brew list googletest; } >/dev/null 2>&1; then \
+	  echo "GoogleTest ..."; \
+	  if command -v brew >/dev/null; then brew install -q googletest; \
+	  elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libgtest-dev libgmock-dev >/dev/null; \
+	  else echo "The C++ tests need GoogleTest: apt-get install libgtest-dev libgmock-dev, or brew install googletest"; exit 1; fi; fi
+	@touch $@
+
+test-cpp: $(STAMPS)/build-tools $(STAMPS)/gtest ## GoogleTest suites of the scheduler and the cache
 	$(call cpp_tests,build/cpp,Release,)
 
-test-cpp-sanitized: $(STAMPS)/build-tools ## The same under AddressSanitizer and UndefinedBehaviorSanitizer
+test-cpp-sanitized: $(STAMPS)/build-tools $(STAMPS)/gtest ## The same under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call cpp_tests,build/cpp-sanitized,RelWithDebInfo,-DTOKENSPEED_SANITIZE=ON)
 
 fuzz: test-cpp-sanitized ## A million random scheduler operations under the sanitizers (FUZZ_OPS=N)
