@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,9 +14,10 @@ import msgspec
 from tokenspeed.config import EngineConfig, ParallelConfig
 from tokenspeed.errors import ConfigError, EngineError, RequestError
 from tokenspeed.messages import RequestStats, SamplingParams, TokenLogprobs, TokenOutput
-from tokenspeed.plugins.events import ProcessInitContext, ShutdownContext
+from tokenspeed.model_tokenizer import make_tokenizer
+from tokenspeed.plugins.events import EngineReadyContext, ProcessInitContext, ShutdownContext
 from tokenspeed.plugins.names import did_you_mean
-from tokenspeed.serving.generation import Choice, Generation, GenerationRequest
+from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits, SamplingFields, check_context, sampling_params
 from tokenspeed.serving.tokenizer import Tokenizer
 
@@ -74,21 +77,31 @@ class LLM:
     """
 
     def __init__(self, model: str, *, chat_template: str | None = None, **flags: Any) -> None:
-        from tokenspeed.cli.serve import make_tokenizer
         from tokenspeed.engine.assembly import assemble
         from tokenspeed.engine.local import LocalEngine
         from tokenspeed.weights.describe import describe_model
 
+        began_s = time.monotonic()
         config = _engine_config(model, flags)
         description = describe_model(config.model, config.load_format)
         assembly = assemble(config, description, tool_call_parser=None, reasoning_parser=None)
         self.tokenizer: Tokenizer = make_tokenizer(
             config.tokenizer or description.tokenizer_path, chat_template=chat_template
         )
-        assembly.events.configure(assembly.plan.to_json())
-        assembly.events.process_init(ProcessInitContext(role="engine"))
+        self._live: dict[
+            int, _Live
+        ] = {}  # of all streams: a step tells of every request, whichever stream asked for it
         self._events = assembly.events
-        self._engine: LocalEngine | None = LocalEngine(assembly)
+        self._engine: LocalEngine | None = None
+        try:
+            self._events.configure(assembly.plan.to_json())
+            self._events.process_init(ProcessInitContext(role="engine"))
+            self._engine = LocalEngine(assembly)
+        except BaseException as error:
+            self._events.shutdown(ShutdownContext(role="engine", reason=f"{type(error).__name__}: {error}"))
+            raise
+        pages, seconds = self._engine.info.kv_pages, time.monotonic() - began_s
+        self._events.engine_ready(EngineReadyContext(model_name=config.model, kv_pages=pages, seconds=seconds))
 
     @property
     def engine(self) -> LocalEngine:
@@ -98,9 +111,10 @@ class LLM:
         return self._engine
 
     def close(self) -> None:
-        """Give the model's memory back. May be called again."""
+        """Give the model's memory back; streams that are still open raise ``EngineError``. May be called again."""
         if self._engine is not None:
             self._engine = None
+            self._live.clear()
             self._events.shutdown(ShutdownContext(role="engine", reason="closed"))
 
     def __enter__(self) -> LLM:
@@ -144,7 +158,11 @@ class LLM:
         *,
         stop: Sequence[str] = (),
     ) -> Iterator[Piece]:
-        """``generate`` that yields text as it comes. Closing the iterator early ends the requests."""
+        """``generate`` that yields text as it comes. Closing the iterator early ends the requests.
+
+        Several streams may be read in turns, and ``generate`` called between their pieces: their requests run in the same steps. All of it from one
+        thread.
+        """
         listed = _listed(prompts)
         every = (
             list(params) if params is not None and not isinstance(params, SamplingParams) else [params] * len(listed)
@@ -203,27 +221,50 @@ class LLM:
         return GenerationRequest(prompts=[ids], params=_checked(params, limits, wanted), stop=stop, streaming=True)
 
     def _stream(self, prompts: list[Prompt], requests: list[GenerationRequest]) -> Iterator[Piece]:
-        engine = self.engine
-        live: dict[int, _Live] = {}
+        mine: dict[int, _Live] = {}
         try:
             for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
                 (ids,) = request.prompts
-                rid = engine.add_request(ids, request.params)
-                choice = Choice(Generation(request, _Owner(engine)), 0, rid, len(ids), self.tokenizer.detokenizer())
-                live[rid] = _Live(index, prompt if isinstance(prompt, str) else None, choice)
-            while live:
-                yield from _pieces(live, engine.step())
+                rid = self.engine.add_request(ids, request.params)
+                owner = Generation(request, _Owner(self.engine))
+                choice = Choice(owner, 0, rid, len(ids), self.tokenizer.detokenizer())
+                mine[rid] = self._live[rid] = _Live(index, prompt if isinstance(prompt, str) else None, choice)
+            while mine:
+                told = False
+                for rid, one in list(mine.items()):
+                    for piece in one.pieces():
+                        told = True
+                        if piece.result is not None:
+                            del mine[rid]
+                            self._live.pop(rid, None)
+                        yield piece
+                if mine and not told:
+                    self._step()
         finally:
-            for rid in live:  # the caller went away
-                engine.abort(rid)
-            while live:
-                for item in engine.step():
-                    if item.finish:
-                        live.pop(item.rid, None)
+            self._leave(mine)
+
+    def _step(self) -> None:
+        """One step of the engine; what it tells is kept for the streams that asked."""
+        for item in self.engine.step():
+            one = self._live.get(item.rid)
+            if one is not None:
+                one.inbox.append(item)
+
+    def _leave(self, live: Mapping[int, _Live]) -> None:
+        """The reader of a stream went away: end what still runs of it, so that the next call finds room."""
+        if self._engine is None:
+            return
+        running = [rid for rid, one in live.items() if not one.ended]
+        for rid in running:
+            self._engine.abort(rid)
+        while not all(live[rid].ended for rid in running):
+            self._step()
+        for rid in live:
+            del self._live[rid]
 
 
 class _Live:
-    """One prompt on its way: its text and tokens so far."""
+    """One prompt on its way: its text and tokens so far, and the outputs that its stream has not looked at yet."""
 
     def __init__(self, index: int, prompt: str | None, choice: Choice) -> None:
         self.index = index
@@ -232,6 +273,40 @@ class _Live:
         self.text: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.inbox: deque[TokenOutput] = deque()
+
+    @property
+    def ended(self) -> bool:
+        """The engine's last output has come."""
+        return bool(self.inbox) and bool(self.inbox[-1].finish)
+
+    def pieces(self) -> Iterator[Piece]:
+        """What came since the last look; the last piece brings the result."""
+        while self.inbox:
+            delta = self.choice.consume(self.inbox.popleft())
+            if delta is None:
+                continue
+            self.text.append(delta.text)
+            self.tokens += delta.tokens
+            self.logprobs += [entry.logprobs for entry in delta.entries or ()]
+            result = self._result(delta) if delta.finish else None
+            if delta.text or result is not None:
+                yield Piece(index=self.index, text=delta.text, result=result)
+
+    def _result(self, end: Delta) -> GeneratedText:
+        request = self.choice.generation.request
+        return GeneratedText(
+            prompt=self.prompt,
+            prompt_token_ids=list(request.prompts[0]),
+            text="".join(self.text),
+            token_ids=self.tokens,
+            finish=end.finish,
+            stop_reason=end.stop_reason,
+            logprobs=self.logprobs if request.params.logprobs >= 0 else None,
+            prompt_logprobs=self.choice.prompt_logprobs,
+            stats=self.choice.stats,
+            error=end.error,
+        )
 
 
 class _Owner:
@@ -249,35 +324,6 @@ class _Owner:
 
     def aborted(self, generation: Generation, reason: str) -> None:
         """Nothing to account for."""
-
-
-def _pieces(live: dict[int, _Live], outputs: Sequence[TokenOutput]) -> Iterator[Piece]:
-    for item in outputs:
-        one = live.get(item.rid)
-        delta = one.choice.consume(item) if one is not None else None
-        if one is None or delta is None:
-            continue
-        one.text.append(delta.text)
-        one.tokens += delta.tokens
-        one.logprobs += [entry.logprobs for entry in delta.entries or ()]
-        result = None
-        if delta.finish:
-            del live[item.rid]
-            request = one.choice.generation.request
-            result = GeneratedText(
-                prompt=one.prompt,
-                prompt_token_ids=list(request.prompts[0]),
-                text="".join(one.text),
-                token_ids=one.tokens,
-                finish=delta.finish,
-                stop_reason=delta.stop_reason,
-                logprobs=one.logprobs if request.params.logprobs >= 0 else None,
-                prompt_logprobs=one.choice.prompt_logprobs,
-                stats=one.choice.stats,
-                error=delta.error,
-            )
-        if delta.text or result is not None:
-            yield Piece(index=one.index, text=delta.text, result=result)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed.cli.arguments import add_engine_arguments, add_serving_arguments, engine_config, serving_config
-from tokenspeed.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenspeed.config import ServingConfig
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from tokenspeed.serving.sockets import Sockets
     from tokenspeed.serving.tokenizer import Tokenizer
 
-__all__ = ["add_arguments", "make_tokenizer", "run"]
+__all__ = ["add_arguments", "run"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from tokenspeed.engine.assembly import assemble
         from tokenspeed.engine.launch import launch
+        from tokenspeed.model_tokenizer import make_tokenizer
         from tokenspeed.weights.describe import describe_model
 
         description = describe_model(engine.model, engine.load_format)
@@ -55,45 +54,6 @@ def run(args: argparse.Namespace) -> int:
             return code
     finally:
         sockets.close()
-
-
-def make_tokenizer(path: str | None, *, chat_template: str | None = None) -> Tokenizer:
-    """The tokenizer of a model.
-
-    Args:
-        path: directory with ``tokenizer.json``, GGUF file, or ``toy``; ``None`` makes one that knows ids only.
-        chat_template: file of a template that replaces the model's.
-
-    Raises:
-        ConfigError: the template file cannot be read. ModelError: the tokenizer cannot be read.
-    """
-    from tokenspeed.serving.tokenizer import HFTokenizer, NoTokenizer, load_tokenizer
-    from tokenspeed.weights.toy import TOY_CHAT_TEMPLATE, TOY_NAME, TOY_SPECIAL, build_toy_tokenizer
-
-    if path is None:
-        return NoTokenizer()
-    template = _read_template(chat_template)
-    if Path(path).is_dir():
-        return load_tokenizer(path, chat_template=template)
-    if path == TOY_NAME:
-        own: str | None = TOY_CHAT_TEMPLATE
-        core, ids = build_toy_tokenizer(), TOY_SPECIAL
-    else:
-        from tokenspeed.weights.gguf_tokenizer import build_tokenizer
-
-        built = build_tokenizer(path)
-        core, ids, own = built.tokenizer, built.special, built.chat_template
-    special = {name.removesuffix("_id"): str(core.id_to_token(token)) for name, token in ids.items()}
-    return HFTokenizer(core, special=special, chat_templates={"default": own} if own else {}, chat_template=template)
-
-
-def _read_template(file: str | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--chat-template {file}: cannot be read: {error}") from error
 
 
 def _serve(

@@ -12,7 +12,8 @@ import pytest
 
 from tokenspeed import LLM, SamplingParams
 from tokenspeed.cli.main import main
-from tokenspeed.errors import ConfigError, EngineError, RequestError
+from tokenspeed.errors import ConfigError, EngineError, RequestError, TokenSpeedError
+from tokenspeed.testing.plugins import PluginFolder
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,90 @@ def test_leaving_a_stream_early_ends_its_requests(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
     assert not llm.engine.busy
     assert llm.generate("abc", sampled(2))[0].finish == "length"
+
+
+def test_streams_may_be_read_in_turns_and_nested(llm: LLM) -> None:
+    """A step tells of all requests: none of it is lost for a stream that is not being read at that moment."""
+    alone = [llm.generate(prompt, sampled(20))[0].text for prompt in ("one", "two", "three")]
+    first, second = llm.stream("one", sampled(20)), llm.stream("two", sampled(20))
+    texts = ["", "", ""]
+    texts[0] += next(first).text
+    texts[1] += next(second).text
+    texts[2] += llm.generate("three", sampled(20))[0].text
+    for piece in second:
+        texts[1] += piece.text
+    for piece in first:
+        texts[0] += piece.text
+    assert texts == alone
+    assert not llm.engine.busy
+
+
+def test_leaving_one_stream_leaves_the_others_alone(llm: LLM) -> None:
+    (alone,) = llm.generate("one", sampled(20))
+    kept, left = llm.stream("one", sampled(20)), llm.stream("two", sampled(200))
+    text = next(kept).text
+    next(left)
+    left.close()  # type: ignore[attr-defined]
+    assert text + "".join(piece.text for piece in kept) == alone.text
+    assert not llm.engine.busy
+
+
+def test_a_stream_of_a_closed_llm_says_so() -> None:
+    with LLM("toy", plugins="none", num_threads=1) as made:
+        stream = made.stream("abc", sampled(200))
+        next(stream)
+    with pytest.raises(EngineError, match="closed"):
+        list(stream)
+
+
+EVENTS = """
+@hookimpl
+def tokenspeed_options():
+    return [OptionSpec(name="file", type=str, default="", help="where to write")]
+
+@hookimpl
+def tokenspeed_configure(context):
+    global file
+    file = context.options["file"]
+    note("configure")
+
+@hookimpl
+def tokenspeed_process_init(context):
+    note(f"process_init {context.role}")
+
+@hookimpl
+def tokenspeed_engine_ready(context):
+    note(f"engine_ready {context.model_name} {context.kv_pages > 0} {context.seconds > 0}")
+
+@hookimpl
+def tokenspeed_shutdown(context):
+    note(f"shutdown {context.reason}")
+
+def note(line):
+    with open(file, "a") as out:
+        out.write(line + "\\n")
+"""
+
+
+def test_plugins_see_the_whole_life_of_an_llm(tmp_path: Path) -> None:
+    """Readiness too, and the end where the engine cannot be built."""
+    seen = tmp_path / "seen"
+    with PluginFolder(tmp_path / "site") as folder:
+        folder.add("witness", EVENTS)
+        flags = {"plugins": "witness", "plugin_options": {"witness.file": str(seen)}, "num_threads": 1}
+        LLM("toy", **flags).close()
+        assert seen.read_text().splitlines() == [
+            "configure",
+            "process_init engine",
+            "engine_ready toy True True",
+            "shutdown closed",
+        ]
+        seen.unlink()
+        with pytest.raises(TokenSpeedError):
+            LLM("toy", **flags, kv_cache_memory_bytes=1)
+        lines = seen.read_text().splitlines()
+    assert lines[:2] == ["configure", "process_init engine"]
+    assert lines[2].startswith("shutdown ConfigError: ")
 
 
 def test_chat_renders_the_models_template(llm: LLM) -> None:

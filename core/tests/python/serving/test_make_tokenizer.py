@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenspeed.cli.serve import make_tokenizer
 from tokenspeed.errors import ConfigError, RequestError
+from tokenspeed.model_tokenizer import make_tokenizer
 from tokenspeed.serving.tokenizer import NoTokenizer, Tokenizer
 from tokenspeed.testing.server import running
 from tokenspeed.weights.describe import describe_model

@@ -1,0 +1,48 @@
+"""The tokenizer of a served model, whatever form the model has: joins ``serving.tokenizer`` with what ``weights`` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenspeed.errors import ConfigError
+from tokenspeed.serving.tokenizer import HFTokenizer, NoTokenizer, Tokenizer, load_tokenizer
+
+__all__ = ["make_tokenizer"]
+
+
+def make_tokenizer(path: str | None, *, chat_template: str | None = None) -> Tokenizer:
+    """The tokenizer of a model.
+
+    Args:
+        path: directory with ``tokenizer.json``, GGUF file, or ``toy``; ``None`` makes one that knows ids only.
+        chat_template: file of a template that replaces the model's.
+
+    Raises:
+        ConfigError: the template file cannot be read. ModelError: the tokenizer cannot be read.
+    """
+    from tokenspeed.weights.toy import TOY_CHAT_TEMPLATE, TOY_NAME, TOY_SPECIAL, build_toy_tokenizer
+
+    if path is None:
+        return NoTokenizer()
+    template = _read_template(chat_template)
+    if Path(path).is_dir():
+        return load_tokenizer(path, chat_template=template)
+    if path == TOY_NAME:
+        own: str | None = TOY_CHAT_TEMPLATE
+        core, ids = build_toy_tokenizer(), TOY_SPECIAL
+    else:
+        from tokenspeed.weights.gguf_tokenizer import build_tokenizer
+
+        built = build_tokenizer(path)
+        core, ids, own = built.tokenizer, built.special, built.chat_template
+    special = {name.removesuffix("_id"): str(core.id_to_token(token)) for name, token in ids.items()}
+    return HFTokenizer(core, special=special, chat_templates={"default": own} if own else {}, chat_template=template)
+
+
+def _read_template(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--chat-template {file}: cannot be read: {error}") from error
