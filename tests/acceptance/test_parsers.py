@@ -114,7 +114,10 @@ def test_the_documentation_lists_them(kind: str, heading: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [spec.name for _, spec in contributions("tool")])
 def test_a_megabyte_of_the_nastiest_text(name: str) -> None:
-    """Markers, halves of markers, brackets, quotes and whole calls, repeated to 1 MB, in pieces and at once: under a second of CPU each."""
+    """Markers, halves of markers, brackets, quotes and whole calls, repeated to 1 MB, in pieces and at once: under a second of CPU each.
+
+    A busy machine inflates CPU time, so a text gets five runs.
+    """
     (spec,) = [spec for _, spec in contributions("tool") if spec.name == name]
     module, _, attribute = spec.target.partition(":")
     parser = getattr(importlib.import_module(module), attribute)
@@ -140,7 +143,7 @@ def test_a_megabyte_of_the_nastiest_text(name: str) -> None:
     for text in nasty:
         whole = text * (1_000_000 // len(text))
         for size in (64, len(whole)):
-            assert min(seconds(parser, whole, size) for _ in range(3)) < 1, (text, size)
+            assert any(seconds(parser, whole, size) < 1 for _ in range(5)), (text, size)
 
 
 def seconds(parser: Any, text: str, size: int) -> float:

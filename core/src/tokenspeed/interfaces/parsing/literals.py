@@ -36,7 +36,9 @@ _ESCAPES = {
     "\n": "",
 }
 _HEXADECIMAL = {"x": 2, "u": 4, "U": 8}
-# Only a short cut: a string without escapes that is there as a whole, and is not the beginning of three quotes.
+# Only short cuts: a number that JSON writes alike, with what follows; and a string without escapes that is there as a whole, and is not
+# the beginning of three quotes.
+_SIMPLE_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,30}+)(?:\.[0-9]{1,30}+)?(?=[\s,:)\]}])")
 _WHOLE_STRING = re.compile(r"""'[^'\\]*+'(?!')|"[^"\\]*+"(?!")""")
 _MAX_ATOM = 3500  # so that a hexadecimal number stays under Python's limit of decimal digits
 _CLOSERS = {"[": "]", "(": ")", "{": "}"}
@@ -102,14 +104,11 @@ class LiteralStream:
             self.progress = Progress.DONE
         return at
 
-    def _blank(self, text: str, at: int) -> int:
-        """Skip white space; the end of the text is its length."""
-        return _BLANK.match(text, at).end() if text[at] in _SPACE else at  # type: ignore[union-attr]
-
     def _value(self, text: str, at: int) -> int:
-        at = self._blank(text, at)
-        if at == len(text):
-            return at
+        if text[at] in _SPACE:
+            at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
+            if at == len(text):
+                return at
         char = text[at]
         if char in "'\"":
             whole = _WHOLE_STRING.match(text, at)
@@ -128,6 +127,9 @@ class LiteralStream:
             self._out.append("{" if char == "{" else "[")
             self._state = self._first
             return at + 1
+        if simple := _SIMPLE_NUMBER.match(text, at):
+            self._out.append(simple[0])
+            return self._end(simple.end())
         self._atom, self._state = "", self._word
         return self._word(text, at) if _ATOM.match(char).end() else self._fail(at)  # type: ignore[union-attr]
 
@@ -140,9 +142,10 @@ class LiteralStream:
         return self._element(text, at, ", ")
 
     def _element(self, text: str, at: int, separator: str) -> int:
-        at = self._blank(text, at)
-        if at == len(text):
-            return at
+        if text[at] in _SPACE:
+            at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
+            if at == len(text):
+                return at
         opening = self._stack[-1]
         if text[at] == _CLOSERS[opening]:
             return self._close(at)
@@ -157,9 +160,10 @@ class LiteralStream:
         return self._end(at + 1)
 
     def _after(self, text: str, at: int) -> int:
-        at = self._blank(text, at)
-        if at == len(text):
-            return at
+        if text[at] in _SPACE:
+            at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
+            if at == len(text):
+                return at
         char = text[at]
         if char == ",":
             self._state = self._next
@@ -167,9 +171,10 @@ class LiteralStream:
         return self._close(at) if char == _CLOSERS[self._stack[-1]] else self._fail(at)
 
     def _colon(self, text: str, at: int) -> int:
-        at = self._blank(text, at)
-        if at == len(text):
-            return at
+        if text[at] in _SPACE:
+            at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
+            if at == len(text):
+                return at
         if text[at] != ":":
             return self._fail(at)
         self._out.append(": ")

@@ -24,7 +24,7 @@ _ARGUMENT = re.compile(rf"{_KEYWORD}{_SPACE}=(?!=)")
 _BLANK = re.compile(r"[ \t\r\n]*")
 # Only a short cut: a keyword and a simple value that are there as a whole, with what follows.
 _FLAT = re.compile(
-    rf"""({_KEYWORD}){_SPACE}=[ ]?('[^'\\]*+'|"[^"\\]*+"|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?|True|False|None){_SPACE}(?=[,)])"""
+    rf"""({_KEYWORD}){_SPACE}=[ ]?('[^'\\]*+'|"[^"\\]*+"|-?(?:0|[1-9][0-9]{{0,30}}+)(?:\.[0-9]{{1,30}}+)?|True|False|None){_SPACE}(?=[,)])"""
 )
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 #: Longest call name or keyword with white space that an element may have.
@@ -78,9 +78,11 @@ class PythonicToolParser(StateMachine):
 
     def _blank(self) -> str:
         """Skip white space; the next character, or nothing."""
-        if space := self.scan.match(_BLANK):
-            self._raw.append(space)
-        return self.scan.peek()
+        char = self.scan.peek()
+        if char and char in " \t\r\n":
+            self._raw.append(self.scan.match(_BLANK))
+            char = self.scan.peek()
+        return char
 
     def _token(self, pattern: re.Pattern[str]) -> str | None:
         """A short token: its text, nothing if there is none here, ``None`` while it may still come."""
