@@ -26,7 +26,8 @@ class ToyForCausalLM(CausalLM):
             _Block(config, ctx, f"{prefix}blocks.{i}", i) for i in range(config.num_hidden_layers)
         )
         self.norm = ctx.rms_norm(f"{prefix}norm", config.hidden_size, config.rms_norm_eps, reduce="dense")
-        self.head = ctx.lm_head(f"{prefix}head", config.vocab_size, config.hidden_size, tied=self.embed)
+        tied = self.embed if config.tie_word_embeddings else None
+        self.head = ctx.lm_head(f"{prefix}head", config.vocab_size, config.hidden_size, tied=tied)
 
     @classmethod
     def cache_groups(cls, config: Any, tp_size: int) -> list[CacheGroup]:

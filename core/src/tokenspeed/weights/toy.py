@@ -27,7 +27,7 @@ TOY_CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,
     "torch_dtype": "float32",
     "bos_token_id": TOY_SPECIAL["bos_token_id"],
     "eos_token_id": TOY_SPECIAL["eos_token_id"],
