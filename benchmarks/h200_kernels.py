@@ -68,7 +68,9 @@ def backend_of(assembly: Any, phase: str, select: Any) -> AttentionBackend:
     return made
 
 
-def attention_batch(contexts: list[int], queries: list[int], table: np.ndarray, intervals: list[list[int]], extends: int) -> ForwardBatch:
+def attention_batch(
+    contexts: list[int], queries: list[int], table: np.ndarray, intervals: list[list[int]], extends: int
+) -> ForwardBatch:
     query, context = np.array(queries, dtype=np.int32), np.array(contexts, dtype=np.int32)
     start = np.concatenate([[0], np.cumsum(query)]).astype(np.int32)
     seq = (context + query).astype(np.int32)
@@ -102,7 +104,7 @@ def gemms(table: Table, select: Any) -> None:
 
 def attentions(table: Table, assembly: Any, select: Any) -> None:
     layer = AttentionLayer(index=0, scale=DIM**-0.5)
-    pages = 8192
+    pages = 4864
     shape = (pages, HK, 64, DIM) if assembly.kv_layout.value == "HND" else (pages, 64, HK, DIM)
     pools = [LayerKV(k=draw(*shape), v=draw(*shape)) for _ in range(4)]
     numbers = np.random.default_rng(0).permutation(pages).astype(np.int32)
@@ -113,7 +115,9 @@ def attentions(table: Table, assembly: Any, select: Any) -> None:
         pages_of = np.concatenate(
             [np.tile(numbers[:common], (rows, 1)), numbers[common : common + rows * each].reshape(rows, each)], axis=1
         )
-        batch = attention_batch([shared + own - 1] * rows, [1] * rows, pages_of, [[0, rows, 0, common]] if shared else [], 0)
+        batch = attention_batch(
+            [shared + own - 1] * rows, [1] * rows, pages_of, [[0, rows, 0, common]] if shared else [], 0
+        )
         decode.init_forward_metadata(batch)
         q = draw(rows, HQ, DIM)
         us = timed([lambda kv=kv, q=q, batch=batch: decode.forward_decode(q, kv, layer, batch) for kv in pools])
@@ -126,11 +130,14 @@ def attentions(table: Table, assembly: Any, select: Any) -> None:
         q = draw(query, HQ, DIM)
         extend.forward_extend(q, pools[0], layer, batch)
         us = timed([lambda kv=kv, q=q, batch=batch: extend.forward_extend(q, kv, layer, batch) for kv in pools])
-        table.add(f"prefill attention, {query} tokens after {context}", us, flops=4 * HQ * DIM * query * (context + query / 2))
+        table.add(
+            f"prefill attention, {query} tokens after {context}", us, flops=4 * HQ * DIM * query * (context + query / 2)
+        )
 
 
 def kernel_table(assembly: Any) -> list[dict[str, Any]]:
     """Time the kernels that ``assembly`` chose; prints as it goes."""
+    torch.cuda.empty_cache()
     shared: dict[str, Any] = {}
     registry = assembly.kernel_registry(
         lambda plugin: KernelContext(device=DEVICE, threads=1, shared=shared, options=assembly.options.get(plugin, {}))

@@ -32,7 +32,7 @@ EXTEND_ROWS = 8
 #: Rows before the decodes: those and the one that takes what is left over.
 _BEFORE = EXTEND_ROWS + 1
 
-_TOKENS = (256, 512, 768, 1024)
+_TOKENS = (256, 512, 640, 768, 896, 1024)
 _ROWS = (8, 32, 64, 256)
 
 Int32 = npt.NDArray[np.int32]

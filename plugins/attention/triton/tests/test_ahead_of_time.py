@@ -23,9 +23,9 @@ DECODE = (
     },
 )  # fmt: skip
 KERNELS = {
-    "own": (*DECODE, {**SHAPE, "W": 1, "BM": 16, "SINKS": False, "WINDOW": False, "IN_PAGE": True, "PDL": True}),
-    "shared": (*DECODE, {**SHAPE, "W": 1, "BM": 64, "SINKS": False, "WINDOW": False, "IN_PAGE": True, "PDL": True}),
-    "window and sinks": (*DECODE, {**SHAPE, "W": 2, "BM": 16, "SINKS": True, "WINDOW": True, "IN_PAGE": False, "PDL": True}),
+    "own": (*DECODE, {**SHAPE, "W": 1, "BM": 16, "SINKS": False, "WINDOW": False, "IN_PAGE": True}),
+    "shared": (*DECODE, {**SHAPE, "W": 1, "BM": 64, "SINKS": False, "WINDOW": False, "IN_PAGE": True}),
+    "window and sinks": (*DECODE, {**SHAPE, "W": 2, "BM": 16, "SINKS": True, "WINDOW": True, "IN_PAGE": False}),
     "merge": (
         decode.merge_parts,
         {

@@ -24,15 +24,10 @@ KERNELS = {
         {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "N": "i32", "K": "i32"},
         {"HAS_BIAS": False, "BN": 16, "BK": 256, "SPLIT_K": 1, "EVEN": True, "GATED": True, "PDL": True},
     ),
-    "small_m gated": (
-        gemm._small_m,
-        {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "M": "i32", "N": "i32", "K": "i32", "stride_x": "i32"},
-        {"HAS_BIAS": True, "BM": 16, "BN": 32, "BK": 128, "SPLIT_K": 1, "EVEN": True, "GATED": True, "PDL": True},
-    ),
     "small_m split": (
         gemm._small_m,
         {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "M": "i32", "N": "i32", "K": "i32", "stride_x": "i32"},
-        {"HAS_BIAS": True, "BM": 16, "BN": 64, "BK": 64, "SPLIT_K": 4, "EVEN": False, "GATED": False, "PDL": True},
+        {"HAS_BIAS": True, "BM": 16, "BN": 64, "BK": 64, "SPLIT_K": 4, "EVEN": False, "PDL": True},
     ),
     "add_rms_norm": (
         norm._rms_norm,

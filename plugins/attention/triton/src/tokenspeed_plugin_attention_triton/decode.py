@@ -23,15 +23,12 @@ def decode_items(
     q_heads, kv_heads, table_stride, s_page, s_pos, s_head, v_page, v_pos, v_head, scale, softcap, window,
     W: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, IN_PAGE: tl.constexpr, PDL: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WINDOW: tl.constexpr, IN_PAGE: tl.constexpr,
 ):  # fmt: skip
     """Persistent programs walk over (item, kv head); BM >= rows * W * G of every item. IN_PAGE: pieces begin at multiples of BN, which divides
     PAGE, so that a block lies in one page."""
     LOG2E: tl.constexpr = 1.4426950408889634
     items = tl.load(count_ptr)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     d = tl.arange(0, BD)
     dv = tl.arange(0, BDV)
     m = tl.arange(0, BM)

@@ -148,9 +148,11 @@ class DecodeWork:
         meta: dict[str, Any] = {
             "W": width, "G": group, "D": dim, "DV": v_dim, "PAGE": self.page_size,
             "BD": triton.next_power_of_2(dim), "BDV": triton.next_power_of_2(v_dim),
-            "SOFTCAP": softcap > 0.0, "SINKS": sinks is not None, "WINDOW": window > 0, **early_launch(q),
+            "SOFTCAP": softcap > 0.0, "SINKS": sinks is not None, "WINDOW": window > 0,
         }  # fmt: skip
         sink = sinks if sinks is not None else self.max_sum
+        # Launched only when what comes before has ended, unlike the other kernels: programs that begin early are dealt out unevenly, and the ones that walk
+        # over the items would then share a processor by threes (346 instead of 280 us for 256 rows of 1,100 tokens on an H200).
         for items, index, tile, block, warps, stages in (
             (self._own, 0, own_tile, OWN_KV, OWN_WARPS, OWN_STAGES),
             (self._shared, 1, max(SHARED_TILE, own_tile), SHARED_KV, 4 if SHARED_TILE <= 64 else 8, SHARED_STAGES),

@@ -39,7 +39,9 @@ def _launch(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
     total = rows * width
     if total:
         block = 256 if total < 1 << 18 else 1024
-        _gated[(triton.cdiv(total, block),)](gate_up, out, width, total, GELU=gelu, BLOCK=block, num_warps=4, **early_launch(out))
+        _gated[(triton.cdiv(total, block),)](
+            gate_up, out, width, total, GELU=gelu, BLOCK=block, num_warps=4, **early_launch(out)
+        )
     return out
 
 

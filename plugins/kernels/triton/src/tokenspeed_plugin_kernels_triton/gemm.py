@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tokenspeed_plugin_kernels_triton.activation import silu_and_mul
 from tokenspeed_plugin_kernels_triton.early import early_launch
-from tokenspeed_plugin_kernels_triton.tuning import MAX_ROWS, GemmConfig, gated_config, gemm_config
+from tokenspeed_plugin_kernels_triton.tuning import GATED, MAX_ROWS, GemmConfig, gemm_config
 
 if TYPE_CHECKING:
     from tokenspeed.interfaces.kernel import KernelContext
@@ -103,9 +103,8 @@ def _gemv(
 def _small_m(
     x_ptr, w_ptr, bias_ptr, out_ptr, part_ptr, count_ptr, M, N, K, stride_x,
     HAS_BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT_K: tl.constexpr, EVEN: tl.constexpr,
-    GATED: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """GATED as in ``_gemv``."""
     pid_n, pid_k = tl.program_id(0), tl.program_id(1)
     offs_n = pid_n * BN + tl.arange(0, BN)
     offs_m = tl.arange(0, BM)
@@ -114,10 +113,8 @@ def _small_m(
     k_from = pid_k * k_per
     k_to = tl.minimum(k_from + k_per, K)
     w_rows = w_ptr + offs_n[:, None].to(tl.int64) * K
-    up_rows = w_rows + N.to(tl.int64) * K
     x_rows = x_ptr + offs_m[None, :] * stride_x
     acc = tl.zeros((BN, BM), dtype=tl.float32)
-    up = tl.zeros((BN, BM), dtype=tl.float32)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -126,22 +123,12 @@ def _small_m(
         if EVEN:
             w = tl.load(w_rows + cols[None, :])
             x = tl.load(x_rows + cols[:, None], mask=offs_m[None, :] < M, other=0.0)
-            if GATED:
-                u = tl.load(up_rows + cols[None, :])
         else:
             w = tl.load(w_rows + cols[None, :], mask=(offs_n[:, None] < N) & (cols[None, :] < k_to), other=0.0)
             x = tl.load(x_rows + cols[:, None], mask=(offs_m[None, :] < M) & (cols[:, None] < k_to), other=0.0)
-            if GATED:
-                u = tl.load(up_rows + cols[None, :], mask=(offs_n[:, None] < N) & (cols[None, :] < k_to), other=0.0)
         acc = tl.dot(w, x, acc)
-        if GATED:
-            up = tl.dot(u, x, up)
     if HAS_BIAS and pid_k == 0:
         acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[:, None]
-    if GATED:
-        if HAS_BIAS:
-            up += tl.load(bias_ptr + N + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[:, None]
-        acc = acc * tl.sigmoid(acc) * up
     offs = offs_m[None, :] * N + offs_n[:, None]
     mask = (offs_n[:, None] < N) & (offs_m[None, :] < M)
     _store_or_reduce(acc, out_ptr, part_ptr, count_ptr, pid_n, pid_k, offs, mask, M * N, SPLIT_K)
@@ -168,12 +155,12 @@ class SmallGemm:
         *,
         gated: bool = False,
     ) -> torch.Tensor:
-        """``x @ weight.T + bias``; x (M, K) with unit column stride, weight (N, K) contiguous, out (M, N) of x's dtype. With ``gated`` the first half of
-        the product goes through silu and is multiplied with the second, out (M, N / 2)."""
+        """``x @ weight.T + bias``; x (M, K) with unit column stride, weight (N, K) contiguous, out (M, N) of x's dtype. With ``gated``, of one
+        row alone, the first half of the product goes through silu and is multiplied with the second: out (1, N / 2)."""
         m, k = x.shape
         n = weight.shape[0] // 2 if gated else weight.shape[0]
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)
-        cfg = config or (gated_config(m) if gated else gemm_config(m, n, k))
+        cfg = config or (GATED if gated else gemm_config(m, n, k))
         split = cfg.split_k if cfg.split_k * m * n <= self._parts.numel() else 1
         even = n % cfg.bn == 0 and k % (cfg.bk * split) == 0
         grid = (triton.cdiv(n, cfg.bn), split)
@@ -183,14 +170,13 @@ class SmallGemm:
             "BK": cfg.bk,
             "SPLIT_K": split,
             "EVEN": even,
-            "GATED": gated,
             "num_warps": cfg.warps,
             "num_stages": cfg.stages,
             **early_launch(x),
         }
         b = bias if bias is not None else x
         if cfg.bm == 1:
-            _gemv[grid](x, weight, b, out, self._parts, self._counts, n, k, **common)
+            _gemv[grid](x, weight, b, out, self._parts, self._counts, n, k, GATED=gated, **common)
         else:
             _small_m[grid](x, weight, b, out, self._parts, self._counts, m, n, k, x.stride(0), BM=cfg.bm, **common)
         return out
@@ -211,15 +197,17 @@ class Linear:
 
 
 class GatedLinear:
-    """Kernel ``gemm.linear_silu_mul``: in one pass for few rows; a product and an activation for many."""
+    """Kernel ``gemm.linear_silu_mul``: one pass for a single row. For more rows a product and an activation are faster: two accumulators of tensor core
+    tiles leave too few loads in flight."""
 
     def __init__(self, small: SmallGemm) -> None:
         self._small = small
+        self._linear = Linear(small)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """``silu(x @ gate.T) * (x @ up.T)``; weight (2 I, K) has the gate's rows before the up rows, out (T, I)."""
-        if x.shape[0] > MAX_ROWS or x.dtype == torch.float32:
-            return silu_and_mul(torch.nn.functional.linear(x, weight, bias))
+        if x.shape[0] > 1 or x.dtype == torch.float32:
+            return silu_and_mul(self._linear(x, weight, bias))
         return self._small(x, weight, bias, gated=True)
 
 

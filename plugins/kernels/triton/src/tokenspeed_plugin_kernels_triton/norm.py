@@ -13,7 +13,9 @@ __all__ = ["add_rms_norm", "rms_norm"]
 
 
 @triton.jit
-def _rms_norm(x_ptr, res_ptr, w_ptr, out_ptr, H, stride_x, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _rms_norm(
+    x_ptr, res_ptr, w_ptr, out_ptr, H, stride_x, eps, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK)
     mask = offs < H

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MAX_ROWS", "GemmConfig", "gated_config", "gemm_config"]
+__all__ = ["GATED", "MAX_ROWS", "GemmConfig", "gemm_config"]
 
 #: Products of more rows go to the vendor's library: from here on its tiles win.
 MAX_ROWS = 32
@@ -42,8 +42,5 @@ def gemm_config(m: int, n: int, k: int) -> GemmConfig:
     return GemmConfig(bm, 64, 128, 1, 4, 6)
 
 
-def gated_config(m: int) -> GemmConfig:
-    """The configuration of a gate-up product with its activation, of the tile of either half; K is never split."""
-    if m == 1:
-        return GemmConfig(1, 16, 256, 1, 8, 3)
-    return GemmConfig(16 if m <= 16 else 32, 32, 128, 1, 4, 3)
+#: One row times a gate-up weight with its activation: the tile of either half; K is not split.
+GATED = GemmConfig(1, 16, 256, 1, 8, 3)
