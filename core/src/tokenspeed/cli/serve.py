@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from tokenspeed.config import ServingConfig
     from tokenspeed.engine.assembly import Assembly
     from tokenspeed.engine.launch import EngineHandle
+    from tokenspeed.messages import EngineInfo
     from tokenspeed.plugins.specs import Spec
     from tokenspeed.serving.sockets import Sockets
     from tokenspeed.serving.tokenizer import Tokenizer
 
 __all__ = ["add_arguments", "run"]
-
-_log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,11 +33,12 @@ def run(args: argparse.Namespace) -> int:
     from tokenspeed.serving.sockets import bind_sockets
 
     configure_logging(serving.log_level)
+    began_s = time.monotonic()
     sockets = bind_sockets(serving)
     try:
         from tokenspeed.engine.assembly import assemble
-        from tokenspeed.engine.launch import launch
-        from tokenspeed.model_tokenizer import make_tokenizer
+        from tokenspeed.engine.bootstrap import bootstrap
+        from tokenspeed.plugins.events import EngineReadyContext, ShutdownContext
         from tokenspeed.weights.describe import describe_model
 
         description = describe_model(engine.model, engine.load_format)
@@ -46,19 +46,52 @@ def run(args: argparse.Namespace) -> int:
             engine, description, tool_call_parser=serving.tool_call_parser, reasoning_parser=serving.reasoning_parser
         )
         print(assembly.explain(), flush=True)
-        with launch(assembly, log_level=serving.log_level.upper()) as handle:
-            path = None if engine.skip_tokenizer_init else engine.tokenizer or description.tokenizer_path
-            tokenizer = make_tokenizer(path, chat_template=serving.chat_template)
-            code = _serve(assembly, serving, sockets, handle, tokenizer)
-            handle.wait(5.0)
+        # This process is one of those that the plan is for: it loads its targets and tells its plugins as every other one does.
+        events = bootstrap(assembly.plan, assembly.config, "server", model=description, host=assembly.host).events
+
+        def announce(info: EngineInfo) -> None:
+            seconds = time.monotonic() - began_s
+            events.engine_ready(EngineReadyContext(model_name=engine.model, kv_pages=info.kv_pages, seconds=seconds))
+            print(f"Serving {', '.join(serving.served_model_name)} at http://{serving.host}:{sockets.port}/v1 ", end="")
+            print(f"(control routes at http://{serving.control_host}:{sockets.control_port})", flush=True)
+
+        reason = "interrupted"
+        try:
+            code, reason = _launch_and_serve(assembly, serving, sockets, announce)
             return code
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            events.shutdown(ShutdownContext(role="server", reason=reason))
     finally:
         sockets.close()
 
 
+def _launch_and_serve(
+    assembly: Assembly, serving: ServingConfig, sockets: Sockets, announce: Callable[[EngineInfo], None]
+) -> tuple[int, str]:
+    """Exit code, and why the server ended."""
+    from tokenspeed.engine.launch import launch
+    from tokenspeed.model_tokenizer import make_tokenizer
+
+    config = assembly.config
+    with launch(assembly, log_level=serving.log_level.upper()) as handle:
+        path = None if config.skip_tokenizer_init else config.tokenizer or assembly.model.tokenizer_path
+        tokenizer = make_tokenizer(path, chat_template=serving.chat_template)
+        end = _serve(assembly, serving, sockets, handle, tokenizer, announce)
+        handle.wait(5.0)
+        return end
+
+
 def _serve(
-    assembly: Assembly, serving: ServingConfig, sockets: Sockets, handle: EngineHandle, tokenizer: Tokenizer
-) -> int:
+    assembly: Assembly,
+    serving: ServingConfig,
+    sockets: Sockets,
+    handle: EngineHandle,
+    tokenizer: Tokenizer,
+    announce: Callable[[EngineInfo], None],
+) -> tuple[int, str]:
     from tokenspeed.serving.async_llm import AsyncLLM
     from tokenspeed.serving.context import ServerContext
     from tokenspeed.serving.engine_client import EngineClient
@@ -83,7 +116,9 @@ def _serve(
         server_info={"model_path": assembly.config.model_path},
         plugins=assembly.to_json(),
     )
-    return run_server(context, sockets, on_ready=_announcer(serving, sockets))
+
+    code = run_server(context, sockets, on_ready=lambda: announce(llm.info))
+    return code, str(client.failure) if client.failure is not None else "drained" if code == 0 else "interrupted"
 
 
 def _target(spec: Spec | None) -> Any:
@@ -92,11 +127,3 @@ def _target(spec: Spec | None) -> Any:
     from tokenspeed.plugins.selection import load_target
 
     return load_target(spec.target)
-
-
-def _announcer(serving: ServingConfig, sockets: Sockets) -> Callable[[], None]:
-    def announce() -> None:
-        print(f"Serving {', '.join(serving.served_model_name)} at http://{serving.host}:{sockets.port}/v1 ", end="")
-        print(f"(control routes at http://{serving.control_host}:{sockets.control_port})", flush=True)
-
-    return announce

@@ -89,6 +89,7 @@ def start(folder: PluginFolder, tmp_path: Path, plugins: str = "demo") -> Any:
 def test_plug_01_a_plugin_is_active_in_every_process_and_reports_its_pid_and_role_from_each(
     demo: PluginFolder, tmp_path: Path
 ) -> None:
+    """``cli/test_serve.py`` has the same through the command that starts server and engine."""
     assembly = start(demo, tmp_path)
     bootstrap(assembly.plan, assembly.config, "cli", host=demo.load("demo"))
     for role, rank in (("server", 0), ("engine", 0), ("engine", 1)):
