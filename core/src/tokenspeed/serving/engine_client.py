@@ -50,6 +50,8 @@ class EngineClient:
         heartbeat_s: how often an engine that says nothing is asked for a sign of life.
         hung_after_s: silence after which an engine that uses no CPU time counts as hung (it may recover).
         busy_limit_s: the same for one that does use CPU time: a single step may be long.
+        give_up_after_s: an engine that neither speaks nor uses CPU time for this long is given up: open requests fail as if it had died. Only time in
+            which the watch itself ran counts, so that a machine which stands still as a whole is no reason.
         pids: the engine's processes, for telling the two apart.
         last_words: tells how a process ended, where that is known; asked when a sentinel becomes readable.
     """
@@ -63,6 +65,7 @@ class EngineClient:
         heartbeat_s: float = 1.0,
         hung_after_s: float = 5.0,
         busy_limit_s: float = 60.0,
+        give_up_after_s: float = 30.0,
         pids: Sequence[int] = (),
         last_words: Callable[[], str] = str,
     ) -> None:
@@ -71,6 +74,7 @@ class EngineClient:
         self._heartbeat_s = heartbeat_s
         self._hung_after_s = hung_after_s
         self._busy_limit_s = busy_limit_s
+        self._give_up_after_s = give_up_after_s
         self._activity = ProcessActivity(pids)
         self._active_s = 0.0
         self._last_words = last_words
@@ -237,6 +241,7 @@ class EngineClient:
 
     async def _watch(self) -> None:
         await self.settled.wait()
+        idle_s, last = 0.0, self._loop.time()
         while self.failure is None:
             await asyncio.sleep(self._heartbeat_s)
             self._read()  # in case a change of the descriptor went unseen
@@ -244,8 +249,13 @@ class EngineClient:
             silence = now - self._heard_s
             if self._activity.progressed():
                 self._active_s = now
-            self._judge(silence, now - max(self._heard_s, self._active_s))
-            if silence >= self._heartbeat_s * 0.9:
+            alive = max(self._heard_s, self._active_s)
+            idle_s = 0.0 if alive > last else idle_s + min(now - last, 2 * self._heartbeat_s)
+            last = now
+            self._judge(silence, now - alive)
+            if idle_s >= self._give_up_after_s:
+                self._die(f"the engine hangs: no answer and no CPU time used for {idle_s:.0f} s")
+            elif silence >= self._heartbeat_s * 0.9:
                 self.send(ControlRequest(next(self._control_ids), "stats"))
 
     def _judge(self, silence: float, idle: float) -> None:

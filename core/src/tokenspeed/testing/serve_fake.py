@@ -34,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drain-timeout-s", type=float, default=60.0)
     parser.add_argument("--step-ms", type=float, default=5.0)
     parser.add_argument("--hung-after-s", type=float, default=5.0)
+    parser.add_argument("--give-up-after-s", type=float, default=30.0)
     parser.add_argument("--fail", default="", help="what the engine fails with instead of becoming ready")
     parser.add_argument("--engine", default="", help=argparse.SUPPRESS)
     return parser
@@ -70,6 +71,7 @@ def main() -> int:
             f"ipc://{folder}/from",
             [os.pidfd_open(engine.pid)],
             hung_after_s=args.hung_after_s,
+            give_up_after_s=args.give_up_after_s,
             heartbeat_s=0.2,
             pids=[engine.pid],
         )

@@ -174,6 +174,19 @@ def test_ops_04_a_stopped_engine_turns_health_red() -> None:
         within(4, lambda: server.health() == 200)
 
 
+def test_ops_04_streams_of_a_stopped_engine_end_after_the_limit() -> None:
+    """ops-04: an engine that stays stopped is given up: streams end with an error, the server with code 1; before the limit they wait."""
+    with serve("--hung-after-s", "0.5", "--give-up-after-s", "2") as server:
+        stream = server.stream()
+        os.kill(server.engine, signal.SIGSTOP)
+        within(4, lambda: server.health() == 503)
+        assert server.process.poll() is None
+        text = stream.end()
+        assert server.code() == 1
+    assert '"error":{"message":"the engine hangs: no answer and no CPU time used for 2 s"' in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
 def test_ops_15_a_port_in_use_fails_fast_and_names_the_port() -> None:
     """ops-15: before anything is loaded, with a clear line and an exit code that is not zero; also where only the control port is taken."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
