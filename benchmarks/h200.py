@@ -218,7 +218,7 @@ def main() -> None:
     p.add_argument("--start-only", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    settings: dict[str, Any] = {"max_step_ms": 20.0}
+    settings: dict[str, Any] = {"max_step_ms": 21.0}
     for text in a.set:
         field, _, value = text.partition("=")
         settings[field] = json.loads(value)

@@ -107,7 +107,7 @@ class AttentionBackend(ABC):
     @property
     def graph_variants(self) -> tuple[int, ...]:
         """Which captured graphs of a decode step it needs; empty (the default): its decode cannot be captured. A backend whose launches depend on more
-        than the row count numbers the alternatives."""
+        than the row count numbers the alternatives, ascending; each serves the steps of those before it too, with launches that do nothing."""
         return ()
 
     @property

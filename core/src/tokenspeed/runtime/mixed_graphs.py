@@ -32,8 +32,9 @@ EXTEND_ROWS = 8
 #: Rows before the decodes: those and the one that takes what is left over.
 _BEFORE = EXTEND_ROWS + 1
 
-_TOKENS = (256, 512, 640, 768, 896, 1024)
-_ROWS = (8, 32, 64, 256)
+# Close together: what a step is filled up with counts as prompt tokens when the scheduler learns what those cost, and it would then give fewer.
+_TOKENS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
+_ROWS = (32, 64, 256)
 
 Int32 = npt.NDArray[np.int32]
 
@@ -42,6 +43,11 @@ def mixed_sizes(max_rows: int, max_tokens: int) -> tuple[tuple[int, ...], tuple[
     """(prompt tokens, decode rows) of the graphs to capture, ascending; no tokens where a step is too small for any."""
     rows = {size for size in _ROWS if size < max_rows} | {min(max_rows, _ROWS[-1])}
     return tuple(size for size in _TOKENS if size <= max_tokens), tuple(sorted(rows))
+
+
+def _captured(backend: AttentionBackend) -> tuple[int, ...]:
+    """Variants that mixed steps are captured in: not the least one, which the next serves too, as there are many sizes."""
+    return backend.graph_variants[1:] or backend.graph_variants
 
 
 class _Fields:
@@ -128,7 +134,7 @@ class MixedGraphs:
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
         """Capture every pair of sizes in every variant of the backends, the largest first."""
-        variants = list(itertools.product(*(backend.graph_variants for backend in self._backends)))
+        variants = list(itertools.product(*(_captured(backend) for backend in self._backends)))
         for key in reversed(list(self._fields)):
             packed, fields = self._fields[key].host(self._tables.spare)
             upload_into(self._inputs, packed)
@@ -183,7 +189,8 @@ class MixedGraphs:
         batch = self._batch(key, fields, intervals)
         for backend in self._backends:
             backend.init_replay_metadata(batch)
-        self._replays[*key, tuple(backend.graph_variant for backend in self._backends)]()
+        variant = tuple(max(backend.graph_variant, _captured(backend)[0]) for backend in self._backends)
+        self._replays[*key, variant]()
         count = _BEFORE + key[1]
         return GraphOutput(tokens=self._tokens[:count], logits=self._logits[:count]), place
 
