@@ -20,14 +20,16 @@ __all__ = ["DTYPES", "AttentionShape", "attention_shape", "resolve_dtype", "reso
 #: Names of ``--dtype`` and the short names that specs use.
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
-_POSITIVE = (
-    "max_model_len",
-    "max_num_seqs",
-    "chunked_prefill_size",
-    "max_total_tokens",
-    "kv_cache_memory_bytes",
-    "block_size",
-)
+# What the scheduler can hold; checked here so that a wrong flag ends the start before any weight is read.
+_BOUNDS = {
+    "max_model_len": (2, 1 << 30),  # a prompt token and a generated one
+    "max_num_seqs": (1, 65_536),
+    "chunked_prefill_size": (1, 1 << 30),
+    "max_total_tokens": (1, 1_000_000_000),
+    "kv_cache_memory_bytes": (1, 1 << 62),
+    "block_size": (1, 65_536),
+    "max_step_ms": (0, 3_600_000),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +103,13 @@ def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Plat
     """Lengths and row counts, from the model and the platform where the user left them open.
 
     Raises:
-        ConfigError: a value that is not positive, or longer than the model can take.
+        ConfigError: a value outside its bounds, or longer than the model can take.
     """
-    for name in _POSITIVE:
+    for name, (low, high) in _BOUNDS.items():
         value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be at least 1")
+        if value is not None and not low <= value <= high:
+            need = f"at least {low}" if value < low else f"at most {high}"
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be {need}")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(
             f"--gpu-memory-utilization {config.gpu_memory_utilization:g}: it must be above 0 and at most 1"

@@ -56,6 +56,12 @@ def test_assembling_the_resolved_settings_again_gives_the_same_plan(core: Any) -
     [
         ({"max_model_len": 513}, "--max-model-len 513: the model was made for 512"),
         ({"max_num_seqs": 0}, "--max-num-seqs 0"),
+        ({"max_model_len": 1}, "--max-model-len 1: it must be at least 2"),
+        ({"max_num_seqs": 100_000}, "--max-num-seqs 100000: it must be at most 65536"),
+        ({"block_size": 100_000}, "--block-size 100000: it must be at most 65536"),
+        ({"chunked_prefill_size": 2**31}, "--chunked-prefill-size 2147483648: it must be at most"),
+        ({"max_total_tokens": 2**31}, "--max-total-tokens 2147483648: it must be at most"),
+        ({"max_step_ms": -1.0}, "--max-step-ms -1.0: it must be at least 0"),
         ({"chunked_prefill_size": -1}, "--chunked-prefill-size -1"),
         ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5"),
         ({"max_total_tokens": 9, "kv_cache_memory_bytes": 9}, "give one of them"),
