@@ -60,15 +60,15 @@ class Round {
     SchedulerConfig config;
     const int32_t page_sizes[] = {1, 2, 4, 16};
     // Most rounds are under page pressure: a small pool, many rows, small chunks.
-    pressed_ = Chance(80);
-    good_percent_ = pressed_ ? 97 : 85;
+    pressed_ = Chance(92);
+    good_percent_ = pressed_ ? 94 : 85;
     const int32_t page_size = page_sizes[Pick(0, pressed_ ? 2 : 3)];
-    config.groups = {{page_size, static_cast<int32_t>(pressed_ ? Pick(6, 20) : Pick(4, 40)), CacheGroupKind::kFull}};
-    config.max_num_seqs = static_cast<int32_t>(pressed_ ? Pick(3, 6) : Pick(1, 6));
+    config.groups = {{page_size, static_cast<int32_t>(pressed_ ? Pick(6, 14) : Pick(4, 40)), CacheGroupKind::kFull}};
+    config.max_num_seqs = static_cast<int32_t>(pressed_ ? Pick(4, 8) : Pick(1, 6));
     config.max_batched_tokens = static_cast<int32_t>(pressed_ ? Pick(1, 5) : Pick(1, 40));
     config.max_model_len = static_cast<int32_t>(Pick(8, 30 * page_size + 8));
     config.max_row_width = Chance(60) ? 1 : static_cast<int32_t>(Pick(2, 4));
-    config.overlap_depth = static_cast<int32_t>(Pick(0, 1));
+    config.overlap_depth = Chance(48) ? 1 : 0;
     config.enable_prefix_caching = !Chance(10);
     config.max_step_us = Chance(30) ? 1'000 : 0;
     config.hit_window = static_cast<int32_t>(Pick(1, 4));
@@ -161,7 +161,7 @@ class Round {
 
   void Advance() {
     if (executor_.in_flight() == 0) return;
-    const ExecutorModel::Results results = executor_.Execute([&](int64_t low, int64_t high) { return Pick(low, high); }, good_percent_, pressed_ ? 12 : 4);
+    const ExecutorModel::Results results = executor_.Execute([&](int64_t low, int64_t high) { return Pick(low, high); }, good_percent_, pressed_ ? 8 : 4);
     const AdvanceResult answer =
         scheduler_.Advance(results.plan_id, results.counts, results.tokens, results.outcomes, Chance(50) ? Pick(0, 3'000) : 0);
     for (const int32_t refusal : answer.row_refusals) ++tally_.row[static_cast<size_t>(refusal)];
@@ -177,7 +177,7 @@ class Round {
       const StateName state = scheduler_.InfoOf(id)->state;
       if (state == StateName::kRetracted || (state != StateName::kSubmitted && tries >= 3)) break;
     }
-    if (scheduler_.Stats().retracted > 0 && Chance(40)) {
+    if (scheduler_.Stats().retracted > 0 && Chance(75)) {
       for (const auto& [live, known_request] : executor_.live()) {
         const auto info = scheduler_.InfoOf(live);
         if (info && info->state == StateName::kRetracted) id = live;
@@ -289,7 +289,7 @@ int main(int argc, char** argv) {
   int64_t done = 0;
   for (uint64_t round = seed; done < operations; ++round) {
     try {
-      done += tokenspeed::Round(round, tally).Run(400);
+      done += tokenspeed::Round(round, tally).Run(600);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(round), error.what());
       return 1;
