@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "EngineError", "ModelError", "PluginError", "RequestError", "TokenSpeedError"]
+__all__ = [
+    "ConfigError",
+    "EngineError",
+    "ModelError",
+    "NothingFitsError",
+    "PluginError",
+    "RequestError",
+    "TokenSpeedError",
+]
 
 
 class TokenSpeedError(Exception):
@@ -15,6 +23,19 @@ class ConfigError(TokenSpeedError):
 
 class PluginError(TokenSpeedError):
     """A plugin that is needed cannot be used, or two plugins contradict each other."""
+
+
+class NothingFitsError(PluginError):
+    """No candidate can fill a slot, and none was asked for by name: a caller that can do without may go on.
+
+    Args:
+        message: every candidate with its reason.
+        broken: of candidates that were made for this use and cannot run, what is wrong with them; empty where there are none.
+    """
+
+    def __init__(self, message: str, *, broken: str = "") -> None:
+        super().__init__(message)
+        self.broken = broken
 
 
 class ModelError(TokenSpeedError):

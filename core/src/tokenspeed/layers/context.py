@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
-from tokenspeed.errors import PluginError
+from tokenspeed.errors import NothingFitsError
 from tokenspeed.layers.activation import GatedActivation, GatedPair, activation_mode
 from tokenspeed.layers.attention import Attention
 from tokenspeed.layers.dtypes import short_name
@@ -21,6 +22,8 @@ from tokenspeed.layers.rotary import RopeConfig, cos_sin_table
 from tokenspeed.types import KVLayout
 
 __all__ = ["LayerContext"]
+
+_log = logging.getLogger(__name__)
 
 
 class LayerContext:
@@ -57,6 +60,7 @@ class LayerContext:
         self._method = quantization or Unquantized()
         self._allocate = allocate or _untagged
         self._tables: dict[RopeConfig, torch.Tensor] = {}
+        self._told_unfused = False
 
     def tp_size(self, group: str = "attn") -> int:
         return self._groups[group].size
@@ -113,8 +117,10 @@ class LayerContext:
         if activation_mode(activation) == "silu_and_mul":
             try:
                 return make("linear_silu_mul")
-            except PluginError:  # no fused kernel on this platform
-                pass
+            except NothingFitsError as error:  # no fused kernel on this platform
+                if error.broken and not self._told_unfused:
+                    self._told_unfused = True
+                    _log.warning("kernel gemm.linear_silu_mul: gate and up run one after the other: %s", error.broken)
         return GatedPair(make("linear"), self.gated_mlp_activation(activation))
 
     def _linear(

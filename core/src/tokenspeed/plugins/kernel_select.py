@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from tokenspeed.errors import ConfigError, PluginError
+from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
@@ -118,7 +118,8 @@ class KernelRegistry:
         """The kernel for a request, the same object for equal requests.
 
         Raises:
-            PluginError: none fits, or the override does not; every candidate's gate is listed.
+            NothingFitsError: none fits; every candidate's gate is listed.
+            PluginError: the override cannot run.
         """
         key = self._key(request)
         kernel = self._chosen.get(key)
@@ -131,7 +132,7 @@ class KernelRegistry:
         operation = f"{request.family}.{request.mode}"
         candidates = self._by_mode.get(operation, [])
         if not candidates:
-            raise PluginError(
+            raise NothingFitsError(
                 f"no active plugin has a kernel for {operation}{did_you_mean(operation, self._by_mode)}; "
                 f"known: {', '.join(sorted(self._by_mode)) or 'none'}"
             )
@@ -204,7 +205,10 @@ class KernelRegistry:
             except PluginError as error:
                 if not failed:
                     raise
-                raise PluginError(f"{failed[0][1]}\n{error}") from failed[0][1]
+                text = f"{failed[0][1]}\n{error}"
+                if isinstance(error, NothingFitsError):
+                    raise NothingFitsError(text, broken=error.broken) from failed[0][1]
+                raise PluginError(text) from failed[0][1]
             try:
                 kernel = self._build(choice.winner)
             except PluginError as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tokenspeed.errors import ConfigError, PluginError
+from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
 from tokenspeed.plugins.discovery import BUILTIN
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
@@ -131,7 +131,7 @@ def select(
 
     Raises:
         ConfigError: ``flag`` names nothing that is installed.
-        PluginError: nothing fits, the named one cannot run, or two plugins own the name.
+        PluginError: nothing fits (``NothingFitsError``), the named one cannot run, or two plugins own the name.
     """
     verdicts = {c.name: _verdict(c, platform, active, fits, requirements) for c in candidates}
     if flag is not None:
@@ -228,7 +228,11 @@ def _automatic(
     running = [c for c in allowed if not verdicts[c.name].reasons]
     ordered = sorted((c for c in running if c.automatic), key=rank) or sorted(running, key=rank)
     if not ordered:
-        raise PluginError(_nothing_fits(slot, candidates, verdicts, excluded, nothing_fits))
+        failing = [c for c in allowed if c.automatic and verdicts[c.name].broken and not verdicts[c.name].unfit]
+        raise NothingFitsError(
+            _nothing_fits(slot, candidates, verdicts, excluded, nothing_fits),
+            broken="; ".join(f"{c.name}: {'; '.join(verdicts[c.name].broken)}" for c in failing),
+        )
     winner = ordered[0]
     _refuse_tie(slot, winner, ordered, specificity)
 

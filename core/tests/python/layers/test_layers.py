@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from tokenspeed.layers.module import Layer
 from tokenspeed.layers.parallel import ParallelGroup, ParallelGroups
 from tokenspeed.layers.quantization import Unquantized, quantization_for
 from tokenspeed.plugins import KernelSpec
+from tokenspeed.plugins.kernel_select import KernelRegistry
+from tokenspeed.plugins.registry import Contribution
 from tokenspeed.testing.harness import kernel_registry, run_ranks
 
 SELECT = kernel_registry().select
@@ -130,6 +133,25 @@ def test_gate_and_up_run_fused_exactly_where_a_kernel_was_made_for_it(kernels: t
     x = torch.randn(3, 6)
     expected = functional.silu(x @ given["mlp.gate_proj.weight"].T) * (x @ given["mlp.up_proj.weight"].T)
     torch.testing.assert_close(made(x), expected)
+
+
+def test_a_fused_kernel_that_cannot_run_is_not_replaced_where_it_was_asked_for() -> None:
+    """E4: an explicit --kernel for the fused pair fails the start; it never falls back in silence."""
+    spec = replace(fused_spec(), dtypes=("bf16",))
+    asked = KernelRegistry(
+        [Contribution("ours", spec)], platform_name="cpu", overrides={"gemm.linear_silu_mul": "fused"}
+    )
+    with pytest.raises(PluginError, match="takes bf16, not fp32"):
+        context(select=asked.select).gated_linear("mlp.gate_up_proj", 6, 5)
+
+
+def test_a_fused_kernel_that_cannot_be_loaded_is_replaced_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    broken = replace(fused_spec(), target="tokenspeed.builtin.kernels.gemm:missing")
+    made_by = context(select=kernel_registry(broken).select)
+    for layer in range(2):
+        assert isinstance(made_by.gated_linear(f"mlp.{layer}.gate_up_proj", 6, 5), GatedPair)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "linear_silu_mul" in warning and "missing" in warning
 
 
 def test_an_unknown_activation_is_refused_by_name() -> None:
