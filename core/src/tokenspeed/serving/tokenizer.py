@@ -92,6 +92,10 @@ class HFTokenizer(Tokenizer):
         self._all = PieceTable(to_bytes or self._decoded_piece)
         self._visible = PieceTable(lambda token: b"" if token in self.special_tokens else self._all[token])
         self._concatenates = to_bytes is not None
+        # The library's byte-level decoder takes added tokens for bytes where their characters allow it.
+        byte_level = [step["type"] for step in _decoder_steps(core)] == ["ByteLevel"]
+        texts = {token: str(entry.content) for token, entry in added.items()} if byte_level else {}
+        self._misread = frozenset(i for i, text in texts.items() if core.decode([i], skip_special_tokens=False) != text)
         self.max_piece_bytes = _max_piece_bytes(core)
         self.bos_id, self.eos_id = (
             core.token_to_id(special[name]) if name in special else None for name in ("bos_token", "eos_token")
@@ -108,6 +112,9 @@ class HFTokenizer(Tokenizer):
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if not self._misread.isdisjoint(tokens):
+            pieces = self._visible if skip_special_tokens else self._all
+            return b"".join(pieces[token] for token in tokens).decode("utf-8", "replace")
         return str(self._core.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
@@ -154,16 +161,19 @@ def _piece_function(core: tokenizers.Tokenizer) -> Any:
     """A function from id to bytes where the tokenizer's decoder is a concatenation of such pieces, else ``None``."""
     steps = _decoder_steps(core)
     kinds = [step["type"] for step in steps]
+    added = {token: str(entry.content).encode() for token, entry in core.get_added_tokens_decoder().items()}
     if kinds == ["ByteLevel"]:
         alphabet = _byte_alphabet()
 
         def byte_level(token: int) -> bytes:
+            if token in added:  # written as it reads, whatever its characters stand for in the byte alphabet
+                return added[token]
             text = core.id_to_token(token)
             if text is None:
                 return b""
             try:
                 return bytes([alphabet[char] for char in text])
-            except KeyError:  # an added token that is written as it reads
+            except KeyError:
                 return str(text).encode()
 
         return byte_level

@@ -134,6 +134,18 @@ def test_pieces_are_the_bytes_of_tokens() -> None:
     assert b"".join(BYTE_LEVEL.piece(token) for token in ids).decode() == "界<tool_call>two words"
 
 
+@pytest.mark.parametrize("text", ["café", "Ġx"])
+def test_added_tokens_are_no_bytes_whatever_their_characters(text: str) -> None:
+    """Their characters may all stand for bytes in the byte alphabet; in the stream, in the whole text and in pieces alike."""
+    core = byte_level()
+    core.add_tokens([AddedToken(text, normalized=False)])
+    tokenizer = made(core)
+    ids = tokenizer.encode(f"a {text}b")
+    (token,) = tokenizer.encode(text)
+    assert tokenizer.piece(token).decode() == text
+    assert stream(tokenizer, ids, 0) == tokenizer.decode(ids) == f"a {text}b"
+
+
 def test_a_directory_is_read_with_its_templates(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     config = {"eos_token": {"content": "<|end|>"}, "chat_template": "old {{ eos_token }}"}
