@@ -24,6 +24,11 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+#: Clients skip lines that begin with a colon.
+_COMMENT = b": waiting\n\n"
+#: How long a stream without an event keeps its headers back, and how long an open one stays silent; common proxies give up after 30 s or more.
+_FIRST_WORD_S = 5.0
+_KEEP_ALIVE_S = 15.0
 to_json = msgspec.json.Encoder().encode
 
 _HEADERS = [
@@ -54,8 +59,8 @@ async def answer(request: HttpRequest, generation: Generation, work: Coroutine[A
     watch = asyncio.create_task(_watch(request.receive, generation))
     try:
         result = await work
-    except BaseException:
-        generation.abort("disconnect")
+    except BaseException as error:
+        generation.abort(_why(error))
         raise
     finally:
         watch.cancel()
@@ -69,37 +74,52 @@ async def stream_answer(
 ) -> EventStream:
     """A stream whose headers go out with its first event, so that a failure before that still has a status of its own.
 
+    An engine refuses with its next step; where nothing is told for ``_FIRST_WORD_S`` the request waits or is in a long prefill, and the headers go out
+    ahead.
+
     Raises:
-        ClientGone: the client left before the first event.
-        TokenSpeedError: the engine failed before the first event.
+        ClientGone: the client left meanwhile.
+        TokenSpeedError: the engine failed meanwhile.
     """
     watch = asyncio.create_task(_watch(request.receive, generation))
+    first = asyncio.ensure_future(anext(events, None))
     try:
-        first = await anext(events, None)
-    except BaseException:
+        await asyncio.wait((first,), timeout=_FIRST_WORD_S)
+        if first.done() and first.result() is None:
+            raise ClientGone
+    except BaseException as error:
         watch.cancel()
-        generation.abort("disconnect")
+        first.cancel()
+        generation.abort(_why(error))
         raise
-    if first is None:
-        watch.cancel()
-        raise ClientGone
     return EventStream(generation, first, events, watch)
+
+
+def _why(error: BaseException) -> str:
+    """Why a generation is given up: a cancelled handler has lost its client."""
+    return "error" if isinstance(error, Exception) and not isinstance(error, ClientGone) else "disconnect"
 
 
 class EventStream(Response[None]):
     """Sends what ``events`` yields as it comes.
 
     The connection is watched beside it: a client that leaves ends the generation at once. A failure on the way is told as an event with an ``error``.
+    Silence is filled with comments, so that proxies do not take the connection for dead.
     """
 
     def __init__(
-        self, generation: Generation, first: bytes, events: AsyncGenerator[bytes, None], watch: asyncio.Task[None]
+        self,
+        generation: Generation,
+        first: asyncio.Future[bytes | None],
+        events: AsyncGenerator[bytes, None],
+        watch: asyncio.Task[None],
     ) -> None:
         super().__init__(None)
         self._generation = generation
         self._first = first
         self._events = events
         self._watch = watch
+        self._sent_s = 0.0
 
     def to_asgi_response(self, *_: Any, **__: Any) -> ASGIResponse:
         """The application that sends the stream."""
@@ -107,21 +127,49 @@ class EventStream(Response[None]):
 
     async def _send(self, send: Send) -> None:
         start: HTTPResponseStartEvent = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+        loop = asyncio.get_running_loop()
+        pulse: asyncio.Task[None] | None = None
+        reason = "disconnect"
+
+        async def put(data: bytes) -> None:
+            self._sent_s = loop.time()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
         try:
             await send(start)
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            if not self._first.done():
+                await put(_COMMENT)
+            pulse = asyncio.create_task(self._fill(put))
             try:
+                first = await self._first
+                if first is not None:
+                    await put(first)
                 async for data in self._events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    await put(data)
             except Exception as error:  # the headers are out: the error travels as an event
+                reason = "error"
                 if not isinstance(error, TokenSpeedError):
                     _log.exception("A stream failed unexpectedly")
-                await send({"type": "http.response.body", "body": event(error_body(error)) + DONE, "more_body": True})
+                await put(event(error_body(error)) + DONE)
+            pulse.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
+            if pulse is not None:
+                pulse.cancel()
             self._watch.cancel()
-            self._generation.abort("disconnect")
+            self._generation.abort(reason)
+            self._first.cancel()
+            await asyncio.wait((self._first,))  # only then can the generator be closed
             await self._events.aclose()
+
+    async def _fill(self, put: Callable[[bytes], Awaitable[None]]) -> None:
+        """A comment whenever nothing was sent for a while."""
+        while True:
+            rest = self._sent_s + _KEEP_ALIVE_S - asyncio.get_running_loop().time()
+            if rest <= 0:
+                await put(_COMMENT)
+            else:
+                await asyncio.sleep(rest)
 
 
 class _Sender(ASGIResponse):
