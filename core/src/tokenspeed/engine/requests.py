@@ -148,7 +148,7 @@ class Admission:
             params=params,
             seed=_signed(seed),
             end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids),
-            arrival_us=now_us,
+            arrival_us=_arrival_us(message.arrival_s, now_us),
             priority=message.priority,
             salt=message.salt,
             prompt_logprobs=[None] * len(ids) if params.prompt_logprobs >= 0 else None,
@@ -160,6 +160,11 @@ class Admission:
             raise RequestError(
                 f"{name} holds token id {wrong}; the model knows 0 to {self._vocab_size - 1}", param=name
             )
+
+
+def _arrival_us(arrival_s: float, now_us: int) -> int:
+    """The server's time where it can be one: it has waited in the socket, and in a long step, since then."""
+    return int(arrival_s * 1e6) if 0 < arrival_s * 1e6 <= now_us else now_us
 
 
 def _check_range(name: str, value: int) -> None:

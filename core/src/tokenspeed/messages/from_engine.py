@@ -30,7 +30,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """What a finished request cost. Times in ms from its arrival in the engine."""
+    """What a finished request cost. Times in ms from its arrival in the server."""
 
     prompt_tokens: int
     cached_tokens: int

@@ -40,7 +40,14 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
 
 
 class GenerateRequest(msgspec.Struct, tag="generate", array_like=True, frozen=True):
-    """A request for tokens. ``tokens`` holds little-endian int32 ids; ``rid`` is unique among live requests of the server."""
+    """A request for tokens.
+
+    Attributes:
+        rid: unique among live requests of the server.
+        tokens: little-endian int32 ids.
+        arrival_s: when the server took it, in seconds of ``time.monotonic`` (one clock for all processes of a host): its times count from there. 0 is
+            unknown: they count from when the engine takes it.
+    """
 
     rid: int
     tokens: bytes
@@ -48,7 +55,6 @@ class GenerateRequest(msgspec.Struct, tag="generate", array_like=True, frozen=Tr
     arrival_s: float
     priority: int = 0
     salt: bytes = b""
-    request_id: str = ""
 
 
 class AbortRequest(msgspec.Struct, tag="abort", array_like=True, frozen=True):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -27,6 +27,8 @@ _T = TypeVar("_T")
 
 #: Texts up to this many bytes are tokenised on the event loop (well under a millisecond); longer ones in a thread.
 _INLINE_BYTES = 2048
+#: A thread takes about this much of many texts at a time, so that other requests' texts get their turn between.
+_BATCH_BYTES = 64 * 1024
 _ORPHAN_LOG_S = 10.0
 
 
@@ -56,6 +58,7 @@ class AsyncLLM:
         self._log_stats = log_stats
         self._live: dict[int, Choice] = {}
         self._closing: set[int] = set()  # aborted here; the engine's last word is still to come
+        self._asked: set[int] = set()  # alive, and the engine was asked to end them: counted as aborted already
         self._rids = itertools.count(1)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
         self._orphan_logged_s = -_ORPHAN_LOG_S
@@ -95,19 +98,31 @@ class AsyncLLM:
         Raises:
             RequestError: it is too long, or holds what cannot be encoded.
         """
-        size = len(text)
-        longest = self.tokenizer.max_piece_bytes
-        limit = self.info.max_model_len
-        if longest is not None and size > limit * longest:
-            raise RequestError(
-                f"{param}: a text of {size} characters cannot fit into the model's context of {limit} tokens",
-                param=param,
-                code="context_length_exceeded",
-            )
+        (tokens,) = await self.encode_all([text], add_special_tokens=add_special_tokens, param=param)
+        return tokens
+
+    async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool, param: str) -> list[list[int]]:
+        """Token ids of each text. They count together: many short ones keep the event loop as long as one long one.
+
+        Raises:
+            RequestError: one is too long, or holds what cannot be encoded.
+        """
+        longest, limit = self.tokenizer.max_piece_bytes, self.info.max_model_len
+        total = 0
+        for text in texts:
+            if longest is not None and len(text) > limit * longest:
+                raise RequestError(
+                    f"{param}: a text of {len(text)} characters cannot fit into the model's context of {limit} tokens",
+                    param=param,
+                    code="context_length_exceeded",
+                )
+            total += len(text)
+        encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens)
+        rows: list[list[int]] = []
         try:
-            return await self.off_loop(
-                size, partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-            )
+            for batch in _batches(texts):
+                rows += await self.off_loop(total, lambda batch=batch: [encode(text) for text in batch])  # type: ignore[misc]
+            return rows
         except (UnicodeError, TypeError) as error:
             raise RequestError(f"{param}: the text cannot be encoded: {error}", param=param) from error
 
@@ -124,7 +139,7 @@ class AsyncLLM:
                 "stop: the server runs without a tokenizer (--skip-tokenizer-init): give stop_token_ids", param="stop"
             )
         generation = Generation(request, self)
-        arrival = time.time()
+        arrival = time.monotonic()
         sends = []
         for at, prompt in enumerate(request.prompts):
             tokens = pack_tokens(prompt)
@@ -137,9 +152,7 @@ class AsyncLLM:
                 params = request.params
                 if i and params.seed is not None:  # different choices, yet the same set each time
                     params = msgspec.structs.replace(params, seed=(params.seed + i) & 0x7FFF_FFFF_FFFF_FFFF)
-                sends.append(
-                    GenerateRequest(rid, tokens, params, arrival, request.priority, request.salt, request.request_id)
-                )
+                sends.append(GenerateRequest(rid, tokens, params, arrival, request.priority, request.salt))
         self.metrics.submitted += len(sends)
         if self._log_requests:
             lengths = ", ".join(str(len(prompt)) for prompt in request.prompts)
@@ -149,14 +162,19 @@ class AsyncLLM:
         return generation
 
     def abort_requests(self, request_id: str | None, reason: str) -> int:
-        """Ask the engine to end the requests of one id, or all; their clients get finish reason ``abort``. Returns how many."""
+        """Ask the engine to end the requests of one id, or all; their clients get finish reason ``abort``.
+
+        Returns:
+            How many; those that were asked to end before do not count again.
+        """
         rids = [
             rid
             for rid, choice in self._live.items()
-            if request_id is None or choice.generation.request.request_id == request_id
+            if rid not in self._asked and request_id in (None, choice.generation.request.request_id)
         ]
         for rid in rids:
             self.client.send(AbortRequest(rid))
+        self._asked.update(rids)
         self.metrics.aborted[reason] += len(rids)
         return len(rids)
 
@@ -166,10 +184,17 @@ class AsyncLLM:
         now = time.monotonic()
         for choice in choices:
             self._closing.add(choice.rid)
-            self.client.send(AbortRequest(choice.rid))
+            self._tell_abort(choice.rid, reason)
             self._end(choice, "error", now)
             choice.generation.fail(error)
-        self.metrics.aborted[reason] += len(choices)
+
+    def _tell_abort(self, rid: int, reason: str) -> None:
+        """Ask the engine to end a request that is alive no more here; counted once, for who asked first."""
+        if rid in self._asked:
+            self._asked.discard(rid)
+            return
+        self.client.send(AbortRequest(rid))
+        self.metrics.aborted[reason] += 1
 
     def _outputs(self, outputs: Outputs) -> None:
         now = time.monotonic()
@@ -189,6 +214,7 @@ class AsyncLLM:
             choice.generation.push(choice, item)
             if item.finish:
                 del live[item.rid]
+                self._asked.discard(item.rid)
 
     def finished(self, choice: Choice) -> None:
         """The last output of ``choice`` was taken: account for it."""
@@ -233,18 +259,30 @@ class AsyncLLM:
                 continue
             if self._live.pop(choice.rid, None) is not None:
                 self._closing.add(choice.rid)
-                self.client.send(AbortRequest(choice.rid))
-                self.metrics.aborted[reason] += 1
+                self._tell_abort(choice.rid, reason)
             self._end(choice, "abort", now)
 
     def _died(self, error: EngineError) -> None:
         choices, self._live = list(self._live.values()), {}
+        self._asked.clear()
         now = time.monotonic()
         for choice in choices:
             self._end(choice, "error", now)
             choice.generation.fail(error)
         if self.on_death is not None:
             self.on_death(error)
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Runs of texts, each of about ``_BATCH_BYTES``."""
+    begin = size = 0
+    for at, text in enumerate(texts):
+        size += len(text)
+        if size >= _BATCH_BYTES:
+            yield texts[begin : at + 1]
+            begin, size = at + 1, 0
+    if begin < len(texts):
+        yield texts[begin:]
 
 
 def _stats_line(choice: Choice) -> str:

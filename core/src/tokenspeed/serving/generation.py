@@ -208,7 +208,7 @@ class Generation:
         self._owner.stopped(choice)
 
     def abort(self, reason: str) -> None:
-        """The client is gone: end all choices in the engine at once; ``next`` returns ``None`` from now on."""
+        """Nobody reads on (``reason`` says why: ``disconnect``, ``error``): end all choices in the engine at once; ``next`` returns ``None`` from now on."""
         if not self.abort_reason and self._open:
             self.abort_reason = reason
             self._owner.aborted(self, reason)

@@ -117,7 +117,7 @@ class _Exposition(Collector):
             "Aborts, by who asked.",
             "reason",
             m.aborted,
-            ("disconnect", "api", "shutdown", "orphan"),
+            ("disconnect", "api", "error", "shutdown", "orphan"),
         )
         yield _counter("prompt_tokens", "Prompt tokens of finished requests.", m.prompt_tokens)
         yield _counter(
@@ -134,7 +134,7 @@ class _Exposition(Collector):
         yield m.ttft.family("tokenspeed:time_to_first_token_seconds", "Submission to first token.")
         yield m.itl.family("tokenspeed:inter_token_latency_seconds", "Gap between two outputs of one request.")
         yield m.e2e.family("tokenspeed:e2e_request_latency_seconds", "Submission to end.")
-        yield m.queue.family("tokenspeed:request_queue_time_seconds", "Arrival in the engine to first step.")
+        yield m.queue.family("tokenspeed:request_queue_time_seconds", "Arrival to first step.")
         yield m.prompt_length.family("tokenspeed:request_prompt_tokens", "Prompt lengths.")
         yield m.output_length.family("tokenspeed:request_generation_tokens", "Output lengths.")
 

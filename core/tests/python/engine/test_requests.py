@@ -18,6 +18,17 @@ def admit(admission: Admission, **params: Any) -> LiveRequest:
     return admission.admit(GenerateRequest(1, tokens, SamplingParams(4, **params), 0.0), now_us=1000)
 
 
+@pytest.mark.parametrize(
+    ("arrival_s", "expected"),
+    [(0.0004, 400), (0.001, 1000), (0.0, 1000), (5.0, 1000), (-1.0, 1000), (float("nan"), 1000), (float("inf"), 1000)],
+)
+def test_times_count_from_the_arrival_in_the_server(arrival_s: float, expected: int) -> None:
+    """The wait in the socket belongs to the queue; a time that cannot be one counts as now."""
+    tokens = np.arange(5, dtype="<i4").tobytes()
+    request = admission().admit(GenerateRequest(1, tokens, SamplingParams(4), arrival_s), now_us=1000)
+    assert request.arrival_us == expected
+
+
 def admission(seed: int = 0) -> Admission:
     return Admission(vocab_size=50, end_ids=[2, 3], seed=seed)
 

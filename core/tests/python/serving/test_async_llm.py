@@ -52,6 +52,50 @@ async def test_ops_13_long_texts_are_tokenised_beside_the_loop() -> None:
     assert tokenizer.threads == [False, True]
 
 
+async def test_many_short_texts_are_tokenised_beside_the_loop() -> None:
+    """What counts is the sum over the prompts."""
+    tokenizer = Recording()
+    async with running(tokenizer=tokenizer) as server:
+        assert (await server.complete(["x" * 100] * 30, max_tokens=1)).status_code == 200
+    assert tokenizer.threads == [False] * 30
+
+
+async def test_texts_keep_their_order_over_batches() -> None:
+    async with running(max_model_len=100_000) as server:
+        texts = [letter * 40_000 for letter in "abcde"]
+        rows = await server.llm.encode_all(texts, add_special_tokens=False, param="prompt")
+    assert [(set(row), len(row)) for row in rows] == [({ord(letter)}, 40_000) for letter in "abcde"]
+
+
+async def test_a_request_carries_the_time_of_its_arrival() -> None:
+    """On the clock that the engine reads, too."""
+    async with running() as server:
+        before = time.monotonic()
+        await server.complete()
+        assert before <= server.engine.requests[0].arrival_s <= time.monotonic()
+
+
+async def test_an_abort_that_is_asked_for_again_counts_once() -> None:
+    async with running(lambda _: NEVER) as server:
+        server.engine.answering = False  # it gets to nothing meanwhile
+        generation = server.llm.submit(request_of(1))
+        assert [server.llm.abort_requests(None, "api") for _ in range(3)] == [1, 0, 0]
+        generation.abort("disconnect")
+        server.engine.answering = True
+        await until(lambda: not server.llm._closing)
+        assert server.llm.metrics.aborted == {"api": 1}
+        assert server.engine.aborts == [generation.choices[0].rid]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_that_end_with_a_failed_one_are_no_disconnects(stream: bool) -> None:
+    replies = iter([Reply(tokens=[97], error="broken"), Reply(tokens=[97] * 1000, finish=None)])
+    async with running(lambda _: next(replies), step_s=0.005) as server:
+        await server.complete(n=2, stream=stream, max_tokens=400)
+        await until(lambda: not server.engine.running)
+        assert server.llm.metrics.aborted == {"error": 1}
+
+
 def request_of(*prompt: int) -> GenerationRequest:
     return GenerationRequest(prompts=[list(prompt)], params=SamplingParams(8), request_id="r", streaming=True)
 

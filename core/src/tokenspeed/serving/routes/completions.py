@@ -86,13 +86,13 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     )
     stops = stop_strings(body)
     prompts, echoes = [], []
-    for row in prompts_of(body.prompt, limits, body.n):
-        if isinstance(row, str):
-            tokens = await context.llm.encode(row, add_special_tokens=body.add_special_tokens, param="prompt")
-            if not tokens:
-                raise RequestError("prompt: has no tokens", param="prompt")
-        else:
-            tokens = row
+    rows = prompts_of(body.prompt, limits, body.n)
+    texts = [row for row in rows if isinstance(row, str)]  # all or none of them
+    encoded = await context.llm.encode_all(texts, add_special_tokens=body.add_special_tokens, param="prompt")
+    ids = encoded or [row for row in rows if not isinstance(row, str)]
+    for row, tokens in zip(rows, ids, strict=True):
+        if not tokens:
+            raise RequestError("prompt: has no tokens", param="prompt")
         if body.max_tokens is None:
             wanted = min(wanted, check_context(len(tokens), None, limits, default=wanted))
         else:
