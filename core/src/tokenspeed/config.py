@@ -85,8 +85,8 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
         tool_call_parser: ``None`` switches tool parsing off, ``auto`` takes the model spec's.
         drain_timeout_s: how long SIGTERM waits for running requests.
         max_body_bytes: larger request bodies are answered 413.
-        max_pending_requests: requests beyond this many in the server are answered 503; 0 is unlimited.
-        trusted_chat_template: path of a template that replaces the model's.
+        max_pending_requests: choices (prompts times ``n``) beyond this many in the server are answered 503; 0 is unlimited.
+        chat_template: path of a template that replaces the model's.
     """
 
     host: str = "127.0.0.1"
@@ -103,7 +103,7 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     drain_timeout_s: float = 60.0
     max_body_bytes: int = 32 * 1024 * 1024
-    max_pending_requests: int = 0
+    max_pending_requests: int = 16384
     max_logprobs: int = 20
     max_n: int = 128
     uvicorn_log_level: str = "warning"

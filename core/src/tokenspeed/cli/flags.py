@@ -349,7 +349,7 @@ SERVING_FLAGS: tuple[Flag, ...] = (
     Flag(
         name="max-pending-requests",
         group="server",
-        help="requests beyond this many are answered 503; 0 is unlimited",
+        help="choices (prompts times n) beyond this many are answered 503; 0 is unlimited",
         read=count(0),
         metavar="N",
     ),

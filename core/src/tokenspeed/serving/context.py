@@ -59,19 +59,28 @@ class ServerContext:
             return "the model is still loading"
         return "the engine does not answer" if client.hung else ""
 
-    def admit(self, model: str | None = None) -> None:
+    def admit(self, choices: int = 1) -> None:
         """Refuse work early.
 
+        Args:
+            choices: how many engine requests it takes: prompts times ``n``.
+
         Raises:
-            RequestError: 503 while starting, draining, hung or full; 404 for a model that is not served.
+            RequestError: 503 while starting, draining, hung or full; 400 for more choices than the limit lets in at all.
         """
         reason = self.unavailable()
         if reason:
             raise RequestError(f"{reason}; try again later", code="unavailable", status=503)
         limit = self.config.max_pending_requests
-        if limit and self.llm.live_requests >= limit:
-            raise RequestError(f"{limit} requests are pending; try again later", code="overloaded", status=503)
-        self.check_model(model)
+        if limit and choices > limit:
+            raise RequestError(f"{choices} choices in one request; at most {limit} may be pending here", param="n")
+        pending = self.llm.live_requests
+        if limit and pending + choices > limit:
+            raise RequestError(
+                f"{pending} requests are pending and {choices} more would pass the limit of {limit}; try again later",
+                code="overloaded",
+                status=503,
+            )
 
     def check_model(self, model: str | None) -> None:
         """Raises ``RequestError`` 404 for a name that is not served."""
@@ -96,7 +105,7 @@ class ServerContext:
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Hand a request to the engine, unless it would pass the limit on pending ones or the server began to end meanwhile."""
-        self.admit()
+        self.admit(len(request.prompts) * request.n)
         return self.llm.submit(request)
 
     @staticmethod

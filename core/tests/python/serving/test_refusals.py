@@ -173,6 +173,7 @@ UNSUPPORTED = [
     ("web_search_options", {}),
     ("prompt_logprobs", 1),
     ("reasoning_effort", "low"),
+    ("include_reasoning", False),
     ("use_beam_search", True),
     ("chat_template", "{{ 1 }}"),
     ("documents", [{}]),
@@ -194,6 +195,7 @@ async def test_known_but_unsupported_fields_are_refused_by_name() -> None:
             "store": False,
             "modalities": ["text"],
             "function_call": "none",
+            "include_reasoning": True,
         }
         assert (await server.chat(**neutral)).status_code == 200
 

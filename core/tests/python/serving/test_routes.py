@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
+import tokenspeed
 from tokenspeed.config import ServingConfig
 from tokenspeed.testing.fake_engine import Reply
 from tokenspeed.testing.server import MODEL, events, running, until
@@ -159,6 +162,46 @@ async def test_a_limit_on_pending_requests_answers_503() -> None:
         await first
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "overloaded"
+
+
+async def test_the_limit_on_pending_requests_counts_choices() -> None:
+    """A request's own prompts times n; more than the limit lets in at all is the request's fault."""
+    async with running(config=ServingConfig(port=0, max_pending_requests=4)) as server:
+        assert (await server.complete(["a", "b"], n=2, max_tokens=1)).status_code == 200
+        response = await server.complete(["a", "b", "c"], n=2)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+        assert len(server.engine.requests) == 4
+    async with running(lambda _: ENDLESS, config=ServingConfig(port=0, max_pending_requests=4)) as server:
+        first = asyncio.create_task(server.chat(n=3, max_tokens=400))
+        await until(lambda: len(server.engine.running) == 3)
+        response = await server.chat(n=2)
+        await server.control.post("/abort", json={"abort_all": True})
+        await first
+    assert response.json()["error"]["code"] == "overloaded"
+
+
+def test_pending_requests_are_bounded_by_default() -> None:
+    assert 0 < ServingConfig().max_pending_requests < 2**20
+
+
+async def test_there_is_one_version() -> None:
+    """The package's own, which the distribution's repeats."""
+    project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == tokenspeed.__version__
+    async with running() as server:
+        assert (await server.http.get("/version")).json() == {"version": tokenspeed.__version__}
+
+
+async def test_tokenize_takes_template_arguments_as_the_chat_route_does() -> None:
+    """Names that belong to fields of their own are refused, not overridden."""
+    messages = [{"role": "user", "content": "x"}]
+    async with running() as server:
+        for path in ("/tokenize", "/v1/chat/completions"):
+            for name in ("messages", "tools", "documents", "add_generation_prompt", "chat_template"):
+                body = {"messages": messages, "chat_template_kwargs": {name: False}}
+                response = await server.http.post(path, json=body)
+                assert response.status_code == 400
+                assert name in response.json()["error"]["message"]
 
 
 async def test_wrong_paths_and_methods_have_the_error_body() -> None:

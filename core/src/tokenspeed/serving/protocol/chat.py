@@ -12,10 +12,19 @@ from tokenspeed.errors import RequestError
 from tokenspeed.serving.protocol.parse import Refused, parse_object
 from tokenspeed.serving.protocol.sampling import REFUSED_SAMPLING, Limits, SamplingFields
 
-__all__ = ["REFUSED_CHAT", "ChatRequest", "FunctionTool", "conversation", "parse_chat", "tools_of"]
+__all__ = [
+    "REFUSED_CHAT",
+    "ChatRequest",
+    "FunctionTool",
+    "check_template_kwargs",
+    "conversation",
+    "parse_chat",
+    "tools_of",
+]
 
 _MIN_ENTRIES = 1024
 _MAX_TOOLS = 1024
+_RESERVED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt", "chat_template")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -46,8 +55,8 @@ REFUSED_CHAT: dict[str, Refused] = {
     "modalities": Refused("only text is served", (["text"],)),
     "audio": Refused("only text is served"),
     "prediction": Refused("predicted outputs are not served"),
-    "reasoning_effort": Refused("no reasoning parser is served"),
-    "include_reasoning": Refused("no reasoning parser is served"),
+    "reasoning_effort": Refused("give chat_template_kwargs what the model's template knows for it"),
+    "include_reasoning": Refused("reasoning is always part of the answer", (True,)),
     "verbosity": Refused("ask for it in the messages"),
     "web_search_options": Refused("the server fetches nothing"),
     "chat_template": Refused("templates come from the model or the server's --chat-template, never from a request"),
@@ -149,10 +158,15 @@ def parse_chat(value: Mapping[str, Any]) -> ChatRequest:
             raise RequestError(
                 "continue_final_message: the last message must be the assistant's", param="continue_final_message"
             )
-    for name in ("messages", "tools", "documents", "add_generation_prompt", "chat_template"):
-        if name in request.chat_template_kwargs:
-            raise RequestError(f"chat_template_kwargs: {name} cannot be given this way", param="chat_template_kwargs")
+    check_template_kwargs(request.chat_template_kwargs)
     return request
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raises ``RequestError`` for names that a request gives in fields of their own, or not at all."""
+    for name in _RESERVED_KWARGS:
+        if name in kwargs:
+            raise RequestError(f"chat_template_kwargs: {name} cannot be given this way", param="chat_template_kwargs")
 
 
 def tools_of(request: ChatRequest) -> list[dict[str, Any]]:

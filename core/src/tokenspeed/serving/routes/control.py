@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from litestar import Response, get, post
 
+from tokenspeed import __version__
 from tokenspeed.errors import RequestError
 from tokenspeed.serving.body import read_json
 from tokenspeed.serving.context import HttpRequest, context_of
 from tokenspeed.serving.protocol.parse import parse_object
-from tokenspeed.serving.routes.version import server_version
 
 __all__ = ["AbortBody", "abort", "flush_cache", "get_model_info", "get_server_info", "plugins"]
 
@@ -31,7 +31,7 @@ async def get_server_info(request: HttpRequest) -> dict[str, Any]:
     info = msgspec.structs.asdict(client.info) if client.info is not None else {}
     info.pop("plan", None)
     return {
-        "version": server_version(),
+        "version": __version__,
         "status": context.unavailable() or "ready",
         "model_names": list(context.model_names),
         **context.server_info,

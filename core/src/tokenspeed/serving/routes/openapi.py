@@ -7,12 +7,12 @@ from typing import Any
 
 from litestar import get
 
+from tokenspeed import __version__
 from tokenspeed.serving.protocol.chat import ChatRequest, Function, Message, TextPart, ToolCall
 from tokenspeed.serving.protocol.completions import CompletionRequest
 from tokenspeed.serving.protocol.parse import struct_schema
 from tokenspeed.serving.routes.generate import GenerateBody, GenerateSampling
 from tokenspeed.serving.routes.tokens import DetokenizeRequest, TokenizeRequest
-from tokenspeed.serving.routes.version import server_version
 
 __all__ = ["openapi_document"]
 
@@ -74,7 +74,7 @@ def _document() -> dict[str, Any]:
     components["Error"] = _error_schema()
     return {
         "openapi": "3.1.0",
-        "info": {"title": "TokenSpeed", "version": server_version()},
+        "info": {"title": "TokenSpeed", "version": __version__},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{"key": []}, {}],

@@ -11,7 +11,7 @@ from litestar import post
 from tokenspeed.errors import RequestError
 from tokenspeed.serving.body import read_json
 from tokenspeed.serving.context import HttpRequest, context_of
-from tokenspeed.serving.protocol.chat import ChatRequest, conversation, tools_of
+from tokenspeed.serving.protocol.chat import ChatRequest, check_template_kwargs, conversation, tools_of
 from tokenspeed.serving.protocol.completions import check_ids
 from tokenspeed.serving.protocol.parse import parse_object
 
@@ -48,6 +48,7 @@ async def tokenize(request: HttpRequest) -> dict[str, Any]:
     context.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
+    check_template_kwargs(body.chat_template_kwargs)
     info, llm = context.llm.info, context.llm
     text, special = body.prompt or "", True
     if body.messages is not None:
