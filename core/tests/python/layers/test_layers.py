@@ -151,7 +151,8 @@ def test_a_fused_kernel_that_cannot_be_loaded_is_replaced_with_one_warning(caplo
     for layer in range(2):
         assert isinstance(made_by.gated_linear(f"mlp.{layer}.gate_up_proj", 6, 5), GatedPair)
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert "linear_silu_mul" in warning and "missing" in warning
+    assert "linear_silu_mul" in warning
+    assert "missing" in warning
 
 
 def test_an_unknown_activation_is_refused_by_name() -> None:
