@@ -230,6 +230,10 @@ def _attention_gate(spec: AttentionBackendSpec, phase: str, use: AttentionUse) -
         return f"does not run {phase}"
     if use.shape.kind not in supports.kinds:
         return f"supports {', '.join(supports.kinds)}, not {use.shape.kind}"
+    if use.shape.window and "window" not in supports.kinds:
+        return "supports no sliding window, which the model has"
+    if use.shape.softcap and not supports.softcap:
+        return "supports no soft cap of attention logits, which the model has"
     if supports.dtypes and dtype not in supports.dtypes:
         return f"takes {', '.join(supports.dtypes)}, not {dtype}"
     if supports.kv_dtypes and kv_dtype not in supports.kv_dtypes:

@@ -34,12 +34,14 @@ _BOUNDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """What the model asks of attention: ``kind`` as in ``AttentionSupport.kinds``."""
+    """What the model asks of attention: ``kind``, and ``window`` as one more, as in ``AttentionSupport.kinds``."""
 
     kind: str
     head_dim: int
     q_heads: int
     kv_heads: int
+    window: bool = False
+    softcap: bool = False
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -49,7 +51,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def attention_shape(config: Mapping[str, Any]) -> AttentionShape:
-    """Read the attention of ``config.json``. Raises ``ConfigError`` naming a key that is missing."""
+    """Read the attention of ``config.json``. Raises ``ConfigError`` naming a key that is missing.
+
+    A window counts as on where a size is given and ``use_sliding_window`` does not switch it off. What a class adds by itself (sinks) shows when its layers
+    are bound to their backends, before the first request.
+    """
     text = text_config(config)
     try:
         q_heads = int(text["num_attention_heads"])
@@ -58,7 +64,14 @@ def attention_shape(config: Mapping[str, Any]) -> AttentionShape:
     except KeyError as error:
         raise ConfigError(f"the model's configuration has no {error.args[0]!r}, which attention is chosen by") from None
     kind = "mla" if text.get("kv_lora_rank") else "mha" if kv_heads == q_heads else "gqa"
-    return AttentionShape(kind=kind, head_dim=head_dim, q_heads=q_heads, kv_heads=kv_heads)
+    return AttentionShape(
+        kind=kind,
+        head_dim=head_dim,
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        window=bool(text.get("sliding_window")) and text.get("use_sliding_window") is not False,
+        softcap=bool(text.get("attn_logit_softcapping")),
+    )
 
 
 def resolve_parallel(parallel: ParallelConfig, shape: AttentionShape) -> ParallelConfig:

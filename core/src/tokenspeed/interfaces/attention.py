@@ -7,7 +7,7 @@ backend is called; the backend reads them through ``batch.page_tables``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,14 @@ class AttentionBackend(ABC):
 
     def __init__(self, ctx: AttentionContext) -> None:
         self.ctx = ctx
+
+    def bind_layers(self, layers: Sequence[AttentionLayer]) -> None:
+        """Told once, before the first step, which layers it will serve. One that chooses kernels by what layers need chooses them here, so that what cannot
+        run fails at start and not in a request's step.
+
+        Raises:
+            PluginError: no kernel fits a layer.
+        """
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
         """Prepare for a step, once for all its layers. Host arrays of ``batch.host`` may be read; the device must not be synchronised."""

@@ -166,7 +166,9 @@ def bind_kv(model: nn.Module, source: KVSource, backends: Sequence[tuple[Attenti
 
     Raises:
         ModelError: a layer is in no cache group, or its heads differ from its group's.
+        PluginError: a backend has no kernel for a layer.
     """
+    served: dict[int, tuple[AttentionBackend, list[AttentionLayer]]] = {}
     group_of = {layer: (index, group) for index, group in enumerate(source.groups) for layer in group.layers}
     for module in model.modules():
         if isinstance(module, Attention):
@@ -182,3 +184,7 @@ def bind_kv(model: nn.Module, source: KVSource, backends: Sequence[tuple[Attenti
                 )
             extend, decode = backends[index]
             module.bind(source, index, extend, decode)
+            for backend in {id(extend): extend, id(decode): decode}.values():
+                served.setdefault(id(backend), (backend, []))[1].append(module.layer)
+    for backend, layers in served.values():
+        backend.bind_layers(layers)

@@ -137,6 +137,7 @@ class AttentionSupport:
         page_sizes: page sizes in order of preference.
         phases: of ``extend``, ``decode``.
         sinks: accepts attention sinks.
+        softcap: accepts a soft cap of attention logits.
         shared_prefix: reads the plan's shared-prefix intervals once per step.
     """
 
@@ -148,6 +149,7 @@ class AttentionSupport:
     page_sizes: tuple[int, ...] = ()
     phases: tuple[str, ...] = ("extend", "decode")
     sinks: bool = False
+    softcap: bool = False
     shared_prefix: bool = False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tokenspeed.builtin.attention.torch_backend import TorchAttention
 from tokenspeed.errors import ModelError, PluginError
+from tokenspeed.interfaces.attention import AttentionLayer
 from tokenspeed.interfaces.kernel import KernelRequest
 from tokenspeed.layers import check_complete, load_weights
 from tokenspeed.layers.activation import GatedPair
@@ -25,7 +27,9 @@ from tokenspeed.layers.quantization import Unquantized, quantization_for
 from tokenspeed.plugins import KernelSpec
 from tokenspeed.plugins.kernel_select import KernelRegistry
 from tokenspeed.plugins.registry import Contribution
-from tokenspeed.testing.harness import kernel_registry, run_ranks
+from tokenspeed.plugins.selection import load_target
+from tokenspeed.testing.harness import ModelHarness, kernel_registry, run_ranks
+from tokenspeed.weights.describe import describe_model
 
 SELECT = kernel_registry().select
 
@@ -181,6 +185,17 @@ def test_a_kernel_that_no_one_has_fails_at_construction() -> None:
 
     with pytest.raises(PluginError, match=r"gemm\.linear"):
         context(select=select).linear("l", 4, 4)
+
+
+def test_backends_are_told_of_every_layer_they_serve_before_the_first_step() -> None:
+    told: list[list[AttentionLayer]] = []
+
+    class Telling(TorchAttention):
+        def bind_layers(self, layers: Sequence[AttentionLayer]) -> None:
+            told.append(list(layers))
+
+    ModelHarness(load_target("tokenspeed.builtin.toy:ToyForCausalLM"), describe_model("toy"), backend=Telling)
+    assert [[layer.index for layer in layers] for layers in told] == [[0, 1]]
 
 
 def test_layers_share_a_rotary_table_and_the_engine_bounds_its_length() -> None:

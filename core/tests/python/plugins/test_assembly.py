@@ -221,6 +221,24 @@ def test_a_backend_that_does_not_fit_loses_with_its_reason_and_fails_when_named(
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"sliding_window": 64}, "supports no sliding window"),
+        ({"attn_logit_softcapping": 50.0}, "supports no soft cap"),
+    ],
+)
+def test_what_the_models_layers_need_decides_the_backend(core: Any, config: dict[str, Any], reason: str) -> None:
+    """E7: a window or a soft cap that a backend lacks is found at assembly, not in the first request's step."""
+    core.folder.add("versed", attention("versed", "kinds=('gqa', 'window'), softcap=True"), first_party=True)
+    core.folder.add("fast", attention("fast"), first_party=True)
+    assembly = core.assemble(model={"config": config})
+    assert assembly.attention["extend"].name == "versed"
+    assert f", fast:fast: {reason}" in assembly.explain(verbose=True)
+    switched_off = config | {"use_sliding_window": False, "attn_logit_softcapping": None}
+    assert core.assemble(model={"config": switched_off}).attention["extend"].name == "fast"
+
+
 def test_core_picks_the_layout_and_page_size_that_both_phases_list(core: Any) -> None:
     core.folder.add(
         "p", attention("p", "phases=('extend',), layouts=('HND', 'NHD'), page_sizes=(64, 32, 16)"), first_party=True

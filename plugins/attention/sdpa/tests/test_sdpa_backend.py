@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from tokenspeed_plugin_attention_sdpa.plugin import tokenspeed_attention_backend
 from tokenspeed.errors import PluginError
 from tokenspeed.interfaces.attention import AttentionLayer, LayerKV
 from tokenspeed.plugins import KernelSpec, Priority
+from tokenspeed.plugins.kernel_select import KernelRegistry
+from tokenspeed.plugins.registry import Contribution
 from tokenspeed.testing.attention import AttentionBackendSuite
 from tokenspeed.testing.harness import attention_context, kernel_registry
 from tokenspeed.testing.kernel import KernelSuite
@@ -107,6 +111,17 @@ def test_a_cache_of_another_type_is_refused_at_construction_by_kernels_that_cann
     context = attention_context(group, 1, kv_dtype=torch.float64, kernels=registry)
     with pytest.raises(PluginError, match="lacks kv_"):
         SdpaAttention(context)
+
+
+def test_a_layer_that_no_kernel_serves_is_refused_when_it_is_bound() -> None:
+    """E7: not in the first request's step, which would end the engine."""
+    group = CacheGroup(kind="full", layers=(0, 1), kv_heads=1, head_dim=8, v_head_dim=8)
+    specs = [replace(spec, features=frozenset()) for spec in (DECODE, EXTEND)]
+    registry = KernelRegistry([Contribution("ours", spec) for spec in specs], platform_name="cpu")
+    backend = SdpaAttention(attention_context(group, 1, kernels=registry))
+    backend.bind_layers([AttentionLayer(index=0, scale=1.0)])
+    with pytest.raises(PluginError, match="lacks window"):
+        backend.bind_layers([AttentionLayer(index=0, scale=1.0), AttentionLayer(index=1, scale=1.0, window=4)])
 
 
 def test_what_others_left_in_a_page_does_not_reach_a_row() -> None:

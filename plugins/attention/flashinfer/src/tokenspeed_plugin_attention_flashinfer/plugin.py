@@ -21,6 +21,7 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
                 head_dims=(64, 128, 256),
                 layouts=("HND", "NHD"),
                 page_sizes=(64, 32, 16, 128),
+                softcap=True,
             ),
             description="paged prefill (FlashAttention 3 on Hopper) and paged decode",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,14 @@ class SdpaAttention(AttentionBackend):
         self._kernels: dict[tuple[str, frozenset[str]], tuple[Kernel, bool]] = {}
         self._layout = ctx.layout.value
         self._by_layer: dict[int, tuple[Kernel, Kernel, bool]] = {}
-        # Choose the common case now: what cannot run is to fail at start, not in a step.
+        # What every layer needs; what more some need is asked for when they are bound.
         self._choose("extend", frozenset())
         self._choose("decode", frozenset())
+
+    def bind_layers(self, layers: Sequence[AttentionLayer]) -> None:
+        """Choose the kernels now: what cannot run is to fail at start, not in a step."""
+        for layer in layers:
+            self._for_layer(layer)
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
         extends = batch.num_extend_rows

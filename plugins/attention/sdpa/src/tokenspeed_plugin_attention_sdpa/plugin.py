@@ -18,7 +18,12 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
             priority=Priority.PERFORMANT,
             platforms=("cpu",),
             supports=AttentionSupport(
-                kinds=("mha", "gqa", "window"), dtypes=_DTYPES, kv_dtypes=_DTYPES, sinks=True, shared_prefix=True
+                kinds=("mha", "gqa", "window"),
+                dtypes=_DTYPES,
+                kv_dtypes=_DTYPES,
+                sinks=True,
+                softcap=True,
+                shared_prefix=True,
             ),
             description="batched attention over the fastest installed CPU kernels",
         )

@@ -21,6 +21,7 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
                 layouts=("HND", "NHD"),
                 page_sizes=(64, 32, 16, 128),
                 sinks=True,
+                softcap=True,
                 shared_prefix=True,
             ),
             description="split-KV and shared-prefix decode, paged extend",
