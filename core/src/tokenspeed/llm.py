@@ -198,8 +198,7 @@ class LLM:
         Raises:
             RequestError: the model has no chat template, or it cannot render these messages.
         """
-        tokenizer = self.tokenizer
-        template = tokenizer.tool_template if tools and tokenizer.tool_template is not None else tokenizer.chat_template
+        template = self.tokenizer.template_for(bool(tools))
         if template is None:
             raise RequestError(
                 "this model has no chat template; use generate, or pass chat_template", code="no_chat_template"
@@ -207,7 +206,7 @@ class LLM:
         text = template.render(
             [dict(m) for m in messages], tools=[dict(t) for t in tools] or None, add_generation_prompt=True
         )
-        return tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None, stop: tuple[str, ...]) -> GenerationRequest:
         info = self.engine.info

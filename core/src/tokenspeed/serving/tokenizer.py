@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from tokenspeed.byte_alphabet import byte_alphabet
 from tokenspeed.errors import ModelError, RequestError
 from tokenspeed.serving.chat_template import ChatTemplate
 from tokenspeed.serving.detokenizer import ByteDetokenizer, Detokenizer, PieceTable, WindowDetokenizer
@@ -46,6 +47,10 @@ class Tokenizer(ABC):
     special_tokens: Mapping[int, str]
     chat_template: ChatTemplate | None = None
     tool_template: ChatTemplate | None = None
+
+    def template_for(self, tools: bool) -> ChatTemplate | None:
+        """The template of a conversation with or without tools; ``None`` where the model has none."""
+        return self.tool_template if tools and self.tool_template is not None else self.chat_template
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -148,22 +153,13 @@ class NoTokenizer(Tokenizer):
         return b""
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes bytes as printable characters: those that are printable as themselves, the rest from U+0100 on in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
-    return alphabet
-
-
 def _piece_function(core: tokenizers.Tokenizer) -> Any:
     """A function from id to bytes where the tokenizer's decoder is a concatenation of such pieces, else ``None``."""
     steps = _decoder_steps(core)
     kinds = [step["type"] for step in steps]
     added = {token: str(entry.content).encode() for token, entry in core.get_added_tokens_decoder().items()}
     if kinds == ["ByteLevel"]:
-        alphabet = _byte_alphabet()
+        alphabet = {char: byte for byte, char in enumerate(byte_alphabet())}
 
         def byte_level(token: int) -> bytes:
             if token in added:  # written as it reads, whatever its characters stand for in the byte alphabet

@@ -7,6 +7,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from tokenspeed.byte_alphabet import byte_alphabet
+
 __all__ = ["TOY_CHAT_TEMPLATE", "TOY_CONFIG", "TOY_NAME", "TOY_SPECIAL", "build_toy_tokenizer"]
 
 TOY_NAME = "toy"
@@ -41,12 +43,7 @@ TOY_CHAT_TEMPLATE = (
 
 def build_toy_tokenizer() -> Tokenizer:
     """Every byte is its own token (id = byte value); four special tokens follow at 256."""
-    # The byte-level alphabet spells bytes as printable characters, in this order: the printable ones as themselves, the others from U+0100 on.
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    spelling = {byte: chr(byte) for byte in printable}
-    for index, byte in enumerate(b for b in range(_BYTES) if b not in spelling):
-        spelling[byte] = chr(_BYTES + index)
-    tokenizer = Tokenizer(BPE(vocab={spelling[byte]: byte for byte in range(_BYTES)}, merges=[]))
+    tokenizer = Tokenizer(BPE(vocab={char: byte for byte, char in enumerate(byte_alphabet())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in _SPECIAL])

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
+from tokenspeed.byte_alphabet import byte_alphabet
 from tokenspeed.errors import ModelError
 from tokenspeed.serving.detokenizer import WindowDetokenizer
 from tokenspeed.serving.tokenizer import HFTokenizer, load_tokenizer
@@ -144,6 +145,25 @@ def test_added_tokens_are_no_bytes_whatever_their_characters(text: str) -> None:
     (token,) = tokenizer.encode(text)
     assert tokenizer.piece(token).decode() == text
     assert stream(tokenizer, ids, 0) == tokenizer.decode(ids) == f"a {text}b"
+
+
+def test_the_byte_alphabet_is_the_library_s() -> None:
+    """All 256 characters, each the spelling of its byte."""
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = byte_alphabet()
+    assert sorted(alphabet) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    for text in ("az09~ \n\x00\x7f", "é界𝒳\xad\xa0ÿ"):
+        ((spelled, _),) = core.pre_tokenizer.pre_tokenize_str(text)
+        assert spelled == "".join(alphabet[byte] for byte in text.encode())
+
+
+def test_tools_have_a_template_of_their_own_where_the_model_has_one() -> None:
+    both = HFTokenizer(byte_level(), special={}, chat_templates={"default": "plain", "tool_use": "tools"})
+    assert [both.template_for(tools).source for tools in (False, True)] == ["plain", "tools"]  # type: ignore[union-attr]
+    one = HFTokenizer(byte_level(), special={}, chat_templates={"default": "plain"})
+    assert one.template_for(True) is one.template_for(False)
+    assert made(byte_level()).template_for(True) is None
 
 
 def test_a_directory_is_read_with_its_templates(tmp_path: Path) -> None:

@@ -85,10 +85,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
 
 
 def _template(context: ServerContext, with_tools: bool) -> ChatTemplate:
-    tokenizer = context.llm.tokenizer
-    template = (
-        tokenizer.tool_template if with_tools and tokenizer.tool_template is not None else tokenizer.chat_template
-    )
+    template = context.llm.tokenizer.template_for(with_tools)
     if template is None:
         raise RequestError(
             "this model has no chat template; ask /v1/completions, or start the server with --chat-template",

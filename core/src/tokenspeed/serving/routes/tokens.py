@@ -53,11 +53,7 @@ async def tokenize(request: HttpRequest) -> dict[str, Any]:
     text, special = body.prompt or "", True
     if body.messages is not None:
         chat = ChatRequest(messages=body.messages, tools=body.tools)
-        template = (
-            llm.tokenizer.tool_template
-            if body.tools and llm.tokenizer.tool_template is not None
-            else llm.tokenizer.chat_template
-        )
+        template = llm.tokenizer.template_for(bool(body.tools))
         if template is None or not body.messages:
             raise RequestError("messages: there are none, or the model has no chat template", param="messages")
         render = partial(
