@@ -31,6 +31,7 @@ from tokenspeed.layers.context import LayerContext
 from tokenspeed.layers.dtypes import dtype_from_name, short_name
 from tokenspeed.layers.loading import check_complete
 from tokenspeed.layers.parallel import ParallelGroups
+from tokenspeed.layers.quantization import quantization_for
 from tokenspeed.messages import EngineInfo
 from tokenspeed.plugins.events import ModelLoadedContext
 from tokenspeed.plugins.kernel_select import KernelRegistry
@@ -173,6 +174,7 @@ def _load_model(
         kv_layout=assembly.kv_layout,
         kv_dtype=dtype_from_name(config.kv_cache_dtype),
         max_positions=config.max_model_len or 0,
+        quantization=quantization_for(assembly.model.config),
         allocate=platform.allocate,
     )
     model: CausalLM = load_target(assembly.model_spec.target)(assembly.model.hf_config, context)

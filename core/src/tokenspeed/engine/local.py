@@ -41,6 +41,7 @@ class LocalEngine:
         self._channel = LocalChannel()
         self._loop, self.info = build_loop(assembly, build_rank(assembly), channel=self._channel)
         self._rids = itertools.count()
+        self._kept: list[TokenOutput] = []
 
     def add_request(
         self, tokens: Sequence[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
@@ -62,7 +63,8 @@ class LocalEngine:
     def control(self, method: str) -> ControlReply:
         """Carry out a control operation now; outputs told meanwhile stay for the next ``step``."""
         self._channel.to_engine.append(ControlRequest(0, method))
-        self._loop.take(self._channel.receive(0))
+        while self._channel.to_engine:  # a receive takes a bounded number; what stands before the question comes first
+            self._loop.take(self._channel.receive(0))
         reply = next(m for m in self._channel.from_engine if isinstance(m, ControlReply))
         self._channel.from_engine.remove(reply)
         return reply
@@ -70,7 +72,7 @@ class LocalEngine:
     @property
     def busy(self) -> bool:
         """Requests wait, run, or have outputs in flight."""
-        return self._loop.busy or bool(self._channel.to_engine or self._channel.from_engine)
+        return self._loop.busy or bool(self._channel.to_engine or self._channel.from_engine or self._kept)
 
     def step(self) -> list[TokenOutput]:
         """Take what was queued, run one step, and return what it told."""
@@ -78,13 +80,22 @@ class LocalEngine:
         self._loop.step()
         messages = list(self._channel.from_engine)
         self._channel.from_engine.clear()
-        return [item for message in messages if isinstance(message, Outputs) for item in message.items]
+        kept, self._kept = self._kept, []
+        return kept + [item for message in messages if isinstance(message, Outputs) for item in message.items]
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[TokenOutput]]:
-        """Run prompts to their ends, all at once; each one's outputs in order."""
+        """Run prompts to their ends, all at once; each one's outputs in order. What other requests tell meanwhile is kept for the next ``step``."""
         rids = [self.add_request(prompt, params) for prompt in prompts]
         outputs: dict[int, list[TokenOutput]] = {rid: [] for rid in rids}
-        while self.busy:
+        others, self._kept = self._kept, []
+        living = set(rids)
+        while living:
             for item in self.step():
+                if item.rid not in outputs:
+                    others.append(item)
+                    continue
                 outputs[item.rid].append(item)
+                if item.finish:
+                    living.discard(item.rid)
+        self._kept = others
         return [outputs[rid] for rid in rids]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -87,7 +88,9 @@ class GgufFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # An error's frames may hold views of the map, which then ends with them; the error is what the user must see, not the map's complaint.
+        with suppress(BufferError) if error is not None else nullcontext():
+            self.close()
 
 
 def is_gguf(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.build import build_loop, build_rank
 from tokenspeed.engine.channel import LocalChannel
 from tokenspeed.engine.local import LocalEngine
-from tokenspeed.errors import ConfigError
+from tokenspeed.errors import ConfigError, ModelError
 from tokenspeed.messages import GenerateRequest, SamplingParams
 from tokenspeed.weights.describe import describe_model
 
@@ -47,6 +48,36 @@ def test_requests_can_be_stepped_stopped_and_aborted() -> None:
     assert ends == {stopped: "stop", aborted: "abort"}
     assert not local.busy
     assert local.control("stats").result.running == 0
+
+
+def test_a_question_is_answered_however_much_was_queued_before_it() -> None:
+    """E27: the channel hands out a bounded number of messages at a time."""
+    local = engine(max_total_tokens=2048)
+    rids = [local.add_request([1], SamplingParams(1, temperature=0.0)) for _ in range(600)]
+    assert local.control("stats").result.waiting == len(rids)
+
+
+def test_prompts_run_beside_requests_that_live_already() -> None:
+    """E27: their outputs stay for the next step."""
+    local = engine(max_total_tokens=2048)
+    alone = [item.tokens for item in local.generate([PROMPTS[0]], SamplingParams(4, temperature=0.0))[0]]
+    long, short = SamplingParams(20, temperature=0.0, ignore_eos=True), SamplingParams(4, temperature=0.0)
+    other = local.add_request(PROMPTS[1], long)
+    local.step()
+    assert [item.tokens for item in local.generate([PROMPTS[0]], short)[0]] == alone
+    items = []
+    while local.busy:
+        items += local.step()
+    assert {item.rid for item in items} == {other}
+    assert sum(len(item.tokens) for item in items) in (19, 20)  # the first may have been told by the step above
+
+
+def test_a_quantised_checkpoint_is_refused_by_its_method_before_any_weight_is_read() -> None:
+    """E15."""
+    model = describe_model("toy")
+    model = replace(model, config=model.config | {"quantization_config": {"quant_method": "fp8"}})
+    with pytest.raises(ModelError, match=r"quantised \('fp8'\), which is not supported"):
+        LocalEngine(assemble(EngineConfig(model="toy", plugins="none", num_threads=1), model))
 
 
 def test_the_pool_has_the_size_that_was_asked_for() -> None:

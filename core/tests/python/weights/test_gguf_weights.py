@@ -146,6 +146,14 @@ def test_a_tensor_without_a_counterpart_is_refused(tmp_path: Path) -> None:
         list(iterate_gguf(str(path)))
 
 
+def test_a_type_that_cannot_be_dequantised_is_named(tmp_path: Path) -> None:
+    """E9: the view of the map that the error's frames hold must not replace the error by one of closing the map."""
+    path = tmp_path / "m.gguf"
+    write_model(path, gguf.GGMLQuantizationType.F32, extra={"blk.0.ffn_up.weight": np.zeros((4, 4), dtype=np.int32)})
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight.* stored as I32"):
+        list(iterate_gguf(str(path)))
+
+
 @pytest.mark.parametrize("keep", [2, 20, 300, -1000])
 def test_a_file_cut_short_is_named_not_crashed_on(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "m.gguf"
