@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ __all__ = [
     "add_engine_arguments",
     "add_plugin_arguments",
     "add_serving_arguments",
+    "argument_type",
     "engine_config",
     "plugin_settings",
     "serving_config",
@@ -79,16 +80,16 @@ def _option_strings(parser: argparse.ArgumentParser) -> list[str]:
     return flags
 
 
-def _reader(flag: Flag) -> Any:
-    """``flag.read`` with the message shape that argparse passes on."""
+def argument_type(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of flags as a ``type`` of argparse, which passes the message of no other error on."""
 
-    def read(text: str) -> Any:
+    def checked(text: str) -> Any:
         try:
-            return flag.read(text)
+            return read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return read
+    return checked
 
 
 class _Refuse(argparse.Action):
@@ -128,7 +129,7 @@ def _add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], groups: d
         if flag.boolean:
             kwargs["action"] = argparse.BooleanOptionalAction
         else:
-            kwargs["type"] = _reader(flag)
+            kwargs["type"] = argument_type(flag.read)
             kwargs["metavar"] = "{" + ",".join(flag.choices) + "}" if flag.choices else flag.metavar
             if flag.choices:
                 kwargs["choices"] = tuple(dict.fromkeys(flag.read(choice) for choice in flag.choices))
@@ -286,7 +287,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     settings = _file_settings(getattr(args, "config", None))
     if "TOKENSPEED_PLUGINS" in os.environ:
         settings["plugins"] = os.environ["TOKENSPEED_PLUGINS"]
-    if os.environ.get("TOKENSPEED_API_KEY"):
+    if "TOKENSPEED_API_KEY" in os.environ:
         settings["api_key"] = [os.environ["TOKENSPEED_API_KEY"]]
     given = vars(args)
     for flag, field in _PAIR_FIELDS.items():
@@ -321,8 +322,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def serving_config(args: argparse.Namespace) -> ServingConfig:
-    """The server's settings. Raises ``ConfigError`` as ``engine_config`` does."""
+    """The server's settings. Raises ``ConfigError`` as ``engine_config`` does, and for an empty key or name: one that every client has."""
     settings = _settings(args)
+    for field, flag in (("api_key", "--api-key or TOKENSPEED_API_KEY"), ("served_model_name", "--served-model-name")):
+        if not all(text.strip() for text in settings.get(field, ())):
+            raise ConfigError(f"{flag}: an empty text is given; give one or leave it out")
     fields = {field: value for field, value in settings.items() if field in _names(ServingConfig)}
     if not fields.get("served_model_name") and settings.get("model"):
         fields["served_model_name"] = (settings["model"],)

@@ -51,7 +51,10 @@ def size_in_bytes(text: str) -> int:
     """Reads bytes: ``1073741824`` or ``1G`` (K, M, G, T in powers of 1024)."""
     units = {"K": 10, "M": 20, "G": 30, "T": 40}
     digits, shift = (text[:-1], units[text[-1:].upper()]) if text[-1:].upper() in units else (text, 0)
-    return count(1)(digits) << shift
+    try:
+        return count(1)(digits) << shift
+    except ValueError as error:
+        raise ValueError(f"{error}; write bytes, or a whole number of K, M, G or T") from None
 
 
 def or_none(text: str) -> str | None:
@@ -139,7 +142,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         name="num-threads",
         group="device",
         help="CPU threads of one engine process",
-        read=count(0),
+        read=count(0, 1024),
         metavar="N",
         default="0, the platform decides",
     ),

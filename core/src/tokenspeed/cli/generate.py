@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenspeed.cli.arguments import add_engine_arguments, engine_config
-from tokenspeed.errors import ConfigError
+from tokenspeed.cli.arguments import add_engine_arguments, argument_type, engine_config
+from tokenspeed.cli.flags import count, number
+from tokenspeed.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from tokenspeed.llm import LLM, GeneratedText, Prompt
     from tokenspeed.messages import SamplingParams
 
 __all__ = ["add_arguments", "run"]
+
+_INT32 = 2**31 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,17 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     prompts.add_argument("--system", metavar="TEXT", help="system message, with --chat")
     sampling = parser.add_argument_group("Sampling")
-    sampling.add_argument(
-        "--max-tokens", type=int, default=128, metavar="N", help="tokens to generate at most (default: %(default)s)"
+    numbers: tuple[tuple[str, Callable[[str], float], float, str, str], ...] = (
+        ("--max-tokens", count(1, _INT32), 128, "N", "tokens to generate at most"),
+        ("--temperature", number(0, 100), 0.0, "T", "0 takes the likeliest token"),
+        ("--top-k", count(0, _INT32), 0, "N", "0 is off"),
+        ("--top-p", number(0, 1, above=True), 1.0, "P", "1 is off"),
+        ("--min-p", number(0, 1), 0.0, "P", "0 is off"),
     )
+    for name, read, default, metavar, text in numbers:
+        kind = argument_type(read)
+        sampling.add_argument(name, type=kind, default=default, metavar=metavar, help=f"{text} (default: %(default)s)")
     sampling.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 takes the likeliest token (default: %(default)s)"
-    )
-    sampling.add_argument("--top-k", type=int, default=0, metavar="N", help="0 is off (default: %(default)s)")
-    sampling.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1 is off (default: %(default)s)")
-    sampling.add_argument("--min-p", type=float, default=0.0, metavar="P", help="0 is off (default: %(default)s)")
-    sampling.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="ends a completion; may be given again"
+        "--stop",
+        action="append",
+        type=argument_type(_not_empty),
+        default=[],
+        metavar="TEXT",
+        help="ends a completion; may be given again",
     )
     sampling.add_argument("--ignore-eos", action="store_true", help="the model's end tokens do not end a completion")
     parser.add_argument("--json", action="store_true", help="print one JSON object a prompt, when all are done")
@@ -60,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
     texts = _prompts(args)
     config = engine_config(args)
+    if config.skip_tokenizer_init:
+        raise ConfigError("--skip-tokenizer-init: generate takes and prints text, which needs the tokenizer")
     flags = {field.name: getattr(config, field.name) for field in msgspec.structs.fields(config)}
     parallel = msgspec.structs.asdict(flags.pop("parallel"))
     model = flags.pop("model")
@@ -74,12 +86,15 @@ def run(args: argparse.Namespace) -> int:
         ignore_eos=args.ignore_eos,
     )
     with LLM(model, **flags, **parallel) as llm:
-        prompts = [_rendered(llm, text, args.system) for text in texts] if args.chat else texts
-        results = (
-            _print_stream(llm, prompts, params, args.stop)
-            if len(texts) == 1 and not args.json
-            else llm.generate(prompts, params, stop=args.stop)
-        )
+        try:
+            prompts = [_rendered(llm, text, args.system) for text in texts] if args.chat else texts
+            results = (
+                _print_stream(llm, prompts, params, args.stop)
+                if len(texts) == 1 and not args.json
+                else llm.generate(prompts, params, stop=args.stop)
+            )
+        except RequestError as refusal:  # nothing ran: what was given is wrong
+            raise ConfigError(str(refusal)) from refusal
     if args.json:
         for text, result in zip(texts, results, strict=True):
             print(json.dumps(_plain(text, result)))
@@ -93,7 +108,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
-    texts = [sys.stdin.read() if text == "-" else text for text in args.prompt]
+    texts = [_standard_input() if text == "-" else text for text in args.prompt]
+    if not all(texts):
+        raise ConfigError("--prompt: the text is empty; give at least one character")
     if args.prompt_file is not None:
         try:
             texts += [line for line in args.prompt_file.read_text(encoding="utf-8").splitlines() if line]
@@ -104,6 +121,19 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     if args.system is not None and not args.chat:
         raise ConfigError("--system needs --chat: only a chat template knows where it belongs")
     return texts
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prompt -: standard input is not UTF-8 text: {error}") from None
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("an empty text would end every completion at once")
+    return text
 
 
 def _rendered(llm: LLM, text: str, system: str | None) -> Prompt:

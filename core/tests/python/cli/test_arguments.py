@@ -314,3 +314,32 @@ def test_module_exports_what_commands_use() -> None:
         "engine_config",
         "serving_config",
     }
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--served-model-name"])
+def test_an_empty_key_or_name_is_refused(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag}.*empty"):
+        configs("m", flag, "")
+
+
+def test_an_empty_key_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither no protection, which the operator did not mean, nor a key that everybody knows."""
+    monkeypatch.setenv("TOKENSPEED_API_KEY", "")
+    with pytest.raises(ConfigError, match=r"TOKENSPEED_API_KEY.*empty"):
+        configs("m")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--num-threads", "100000000"), "--num-threads: 100000000 is above 1024"),
+        (("--kv-cache-memory-bytes", "4Q"), "K, M, G or T"),
+    ],
+)
+def test_numbers_that_no_machine_takes_are_refused(
+    args: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        configs("m", *args)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -264,3 +265,33 @@ def test_the_command_says_what_is_missing(flags: list[str], capsys: pytest.Captu
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, tokenspeed; assert 'torch' not in sys.modules; tokenspeed.SamplingParams; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--prompt", ""),
+        ("--max-tokens", "0"),
+        ("--temperature", "-1"),
+        ("--top-p", "0"),
+        ("--min-p", "2"),
+        ("--stop", ""),
+        ("--skip-tokenizer-init",),
+    ],
+)
+def test_generate_names_the_flag_that_is_wrong(wrong: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is loaded, with the exit code of a wrong setting."""
+    try:
+        code = main(["generate", "toy", "--prompt", "abc", *wrong])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    assert code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_standard_input_that_is_no_text_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    assert main(["generate", "toy", "--prompt", "-"]) == 2
+    assert "not UTF-8" in capsys.readouterr().err

@@ -148,3 +148,22 @@ def test_formats_that_contradict_what_is_there(directory: Path) -> None:
 def test_describing_imports_no_torch() -> None:
     code = "import sys; from tokenspeed.weights import describe, gguf_tokenizer, toy; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_attention_heads", 0), ("hidden_size", "x"), ("vocab_size", 1.5)])
+def test_a_size_that_is_no_count_is_named(directory: Path, key: str, value: object) -> None:
+    for config in (CONFIG | {key: value}, CONFIG | {"text_config": {key: value}}):
+        (directory / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ModelError, match=rf"config\.json: {key} is {value!r}"):
+            describe_model(str(directory))
+
+
+def test_what_holds_no_model_is_a_wrong_setting(tmp_path: Path) -> None:
+    """Bad input, like a directory that does not exist: the command line exits with 2."""
+    for model, message in (
+        (str(tmp_path), "no config.json"),
+        ("package:json", "neither"),
+        ("package:", "package:NAME"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            describe_model(model)
