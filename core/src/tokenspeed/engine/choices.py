@@ -126,15 +126,29 @@ def choose_model(host: PluginHost, model: ModelDescription, platform: str) -> Ch
     """The class for the model's architecture; the more specific of two wins."""
 
     def fits(spec: ModelSpec) -> str:
-        if model.architecture not in spec.architectures and model.gguf_architecture not in spec.gguf_architectures:
+        if (
+            model.gguf_architecture
+        ):  # its config is derived, so that only a plugin that knows the family's files can vouch for it
+            if model.gguf_architecture not in spec.gguf_architectures:
+                return (
+                    f"serves {', '.join(spec.gguf_architectures)} as GGUF"
+                    if spec.gguf_architectures
+                    else "serves no GGUF"
+                )
+        elif model.architecture not in spec.architectures:
             return f"serves {', '.join(spec.architectures or spec.gguf_architectures)}"
         if spec.model_type is not None and spec.model_type != model.model_type:
             return f"serves model_type {spec.model_type}, not {model.model_type}"
         return ""
 
     family = (model.model_type or model.architecture).replace("_", "-").lower()
+    asked = (
+        f"GGUF architecture {model.gguf_architecture}"
+        if model.gguf_architecture
+        else f"architecture {model.architecture}"
+    )
     advice = (
-        f"no installed plugin serves architecture {model.architecture} ({model.name}). Plugins for models are named "
+        f"no installed plugin serves {asked} ({model.name}). Plugins for models are named "
         f"tokenspeed-plugin-models-FAMILY: try pip install tokenspeed-plugin-models-{family}"
     )
     if host.selection.only or host.selection.removed:

@@ -9,9 +9,6 @@ from tokenspeed.weights.gguf_file import GgufFile
 
 __all__ = ["gguf_to_hf_config", "hf_tensor_name"]
 
-# GGUF architecture -> (architectures[0], model_type). A file's architecture covers more than one Hugging Face class; the base class of the family is named.
-_ARCHITECTURES = {"llama": ("LlamaForCausalLM", "llama")}
-
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -22,6 +19,8 @@ _BLOCK = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -56,18 +55,17 @@ def hf_tensor_name(name: str) -> str | None:
 
 
 def gguf_to_hf_config(file: GgufFile) -> dict[str, Any]:
-    """The config in ``config.json`` form.
+    """The config in ``config.json`` form: what every decoder's file says in the same words.
+
+    ``architectures[0]`` is named after the family, as most Hugging Face classes are; whether a file of that family can be served at all is for
+    ``ModelSpec.gguf_architectures`` to say.
 
     Raises:
-        ModelError: the architecture is not one that is mapped, or a needed value is missing.
+        ModelError: a needed value is missing.
     """
     architecture = str(file.get("general.architecture", ""))
-    if architecture not in _ARCHITECTURES:
-        raise ModelError(
-            f"{file.path}: GGUF architecture {architecture!r} is not mapped (known: {', '.join(sorted(_ARCHITECTURES))}); "
-            "use the safetensors version of this model"
-        )
-    name, model_type = _ARCHITECTURES[architecture]
+    if not architecture:
+        raise ModelError(f"{file.path} lacks general.architecture; the file is incomplete")
 
     def need(key: str) -> Any:
         value = file.get(f"{architecture}.{key}")
@@ -82,8 +80,8 @@ def gguf_to_hf_config(file: GgufFile) -> dict[str, Any]:
     if embedding is None:
         raise ModelError(f"{file.path} holds no token_embd.weight; it is one part of a split file or no language model")
     config: dict[str, Any] = {
-        "architectures": [name],
-        "model_type": model_type,
+        "architectures": [f"{architecture[0].upper()}{architecture[1:]}ForCausalLM"],
+        "model_type": architecture,
         "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": int(need("feed_forward_length")),

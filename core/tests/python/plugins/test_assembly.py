@@ -134,6 +134,14 @@ def test_two_equal_model_specs_are_an_error_naming_both(core: Any) -> None:
     assert core.assemble().model_spec.name == "mini"
 
 
+def test_a_gguf_file_is_served_only_where_its_architecture_is_declared(core: Any) -> None:
+    """E16: its config is derived and names a class that a plugin may serve from other files alone."""
+    core.folder.add("plain", model_plugin("plain", "architectures=('GgarchForCausalLM',)"), first_party=True)
+    file = {"architecture": "GgarchForCausalLM", "gguf_architecture": "ggarch", "format": "gguf"}
+    with pytest.raises(PluginError, match="no installed plugin serves GGUF architecture ggarch"):
+        core.assemble(model=file)
+
+
 def test_a_gguf_architecture_matches(core: Any) -> None:
     core.folder.add("gg", model_plugin("gg", "architectures=(), gguf_architectures=('ggarch',)"), first_party=True)
     assembly = core.assemble(model={"architecture": "Unknown", "gguf_architecture": "ggarch", "format": "gguf"})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gguf
 import pytest
 import torch
 from tokenspeed_plugin_models_qwen3.model import Qwen3ForCausalLM
+from tokenspeed_plugin_models_qwen3.plugin import tokenspeed_models
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from tokenspeed.errors import ModelError
@@ -55,6 +57,37 @@ def test_greedy_tokens_are_those_of_transformers(checkpoint):
     harness = ModelHarness(Qwen3ForCausalLM, describe_model(str(directory), "auto"))
     out = model.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert harness.greedy(PROMPT, 12) == out[0, len(PROMPT) :].tolist()
+
+
+def test_a_gguf_file_gives_the_logits_of_the_checkpoint_it_was_made_from(checkpoint, tmp_path):
+    """E16: the architecture that the plugin declares can be reached."""
+    model, directory = checkpoint
+    path = tmp_path / "qwen3.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_block_count(SMALL["num_hidden_layers"])
+    writer.add_context_length(SMALL["max_position_embeddings"])
+    writer.add_embedding_length(SMALL["hidden_size"])
+    writer.add_feed_forward_length(SMALL["intermediate_size"])
+    writer.add_head_count(SMALL["num_attention_heads"])
+    writer.add_head_count_kv(SMALL["num_key_value_heads"])
+    writer.add_key_length(SMALL["head_dim"])
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    writer.add_rope_freq_base(SMALL["rope_theta"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, SMALL["num_hidden_layers"])
+    for name, tensor in model.state_dict().items():
+        if name != "lm_head.weight":  # tied
+            writer.add_tensor(names.get_name(name, (".weight",)), tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    description = describe_model(str(path))
+    (spec,) = tokenspeed_models()
+    assert description.gguf_architecture in spec.gguf_architectures
+    assert description.architecture in spec.architectures
+    _, logits = ModelHarness(Qwen3ForCausalLM, description).prefill(PROMPT)
+    _, expected = ModelHarness(Qwen3ForCausalLM, describe_model(str(directory))).prefill(PROMPT)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
 def test_a_sliding_window_is_refused():
