@@ -75,7 +75,7 @@ class Round {
     config.aging_us = Pick(1, 1'000);
     config.finished_history = static_cast<int32_t>(Chance(20) ? 0 : Pick(1, 50));
     config.admission = Chance(20) ? AdmissionRule::kWholeOutput : AdmissionRule::kExpectedOutput;
-    config.retraction = Chance(20) ? RetractionRule::kYoungest : RetractionRule::kCheapestToRestore;
+    config.retraction = Chance(50) ? RetractionRule::kYoungest : RetractionRule::kCheapestToRestore;
     return config;
   }
 
