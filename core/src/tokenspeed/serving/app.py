@@ -47,6 +47,7 @@ def build_app(context: ServerContext) -> ASGIApp:
             tokens.tokenize,
             tokens.detokenize,
             health.health,
+            health.health_head,
             metrics.metrics,
             version.version_route,
             openapi.openapi_document,
@@ -65,6 +66,7 @@ def build_control_app(context: ServerContext) -> ASGIApp:
             control.flush_cache,
             control.plugins,
             health.health,
+            health.health_head,
             version.version_route,
         ],
     )
@@ -91,7 +93,7 @@ def _answer(body: dict[str, Any], status: int, headers: dict[str, str] | None = 
     extra = dict(headers or {})
     if status == 503:
         extra["retry-after"] = "1"
-    if status in (408, 413):
+    if status in (408, 413, 415):
         extra["connection"] = "close"  # the rest of the body is not worth reading
     return Response(body, status_code=status, media_type="application/json", headers=extra)
 

@@ -218,7 +218,8 @@ class AsyncLLM:
 
     def finished(self, choice: Choice) -> None:
         """The last output of ``choice`` was taken: account for it."""
-        self.metrics.count_finished(choice, choice.finish, time.monotonic())
+        refused = choice.finish == "error" and choice.stats is None  # a client's mistake: nothing failed here
+        self.metrics.count_finished(choice, "refused" if refused else choice.finish, time.monotonic())
         if self._log_stats:
             _log.info("Request %s[%d]: %s", choice.generation.request.request_id, choice.index, _stats_line(choice))
 

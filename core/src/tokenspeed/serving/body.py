@@ -25,7 +25,7 @@ async def read_json(request: HttpRequest, *, empty_is: dict[str, Any] | None = N
     """The body as a JSON object, and its size in bytes. ``empty_is`` stands for a missing body.
 
     Raises:
-        RequestError: 413 past ``max_body_bytes`` (declared or sent), 408 when it takes too long, 400 for what is no JSON object.
+        RequestError: 413 past ``max_body_bytes`` (declared or sent), 408 when it takes too long, 415 for a compressed one, 400 for what is no JSON object.
         ClientGone: the client left.
     """
     body = await _read(request, context_of(request).config.max_body_bytes)
@@ -35,6 +35,13 @@ async def read_json(request: HttpRequest, *, empty_is: dict[str, Any] | None = N
 
 
 async def _read(request: HttpRequest, limit: int) -> bytes:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise RequestError(
+            f"content-encoding {encoding[:40]!r} is not taken; send the body as it is",
+            code="unsupported_encoding",
+            status=415,
+        )
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         await _discard(request)

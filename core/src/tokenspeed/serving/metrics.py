@@ -110,7 +110,7 @@ class _Exposition(Collector):
             "Requests that ended, by reason.",
             "reason",
             m.finished,
-            ("stop", "length", "abort", "error"),
+            ("stop", "length", "abort", "error", "refused"),
         )
         yield _labelled(
             "requests_aborted",

@@ -105,3 +105,13 @@ async def test_until_the_engine_is_ready_everything_answers_503() -> None:
         await asyncio.wait_for(server.llm.client.settled.wait(), 2)
         assert (await server.http.get("/health")).status_code == 200
         assert (await server.chat()).status_code == 200
+
+
+async def test_a_control_route_does_not_wait_for_a_hung_engine() -> None:
+    async with running(hung_after_s=0.3, heartbeat_s=0.05) as server:
+        server.engine.answering = False
+        await until(lambda: server.context.llm.client.hung)
+        began_s = time.monotonic()
+        response = await server.control.post("/flush_cache")
+        assert response.status_code == 503
+        assert time.monotonic() - began_s < 2  # the wait for an answer is 5 s

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tokenspeed.config import ServingConfig
+from tokenspeed.testing.fake_engine import Reply
 from tokenspeed.testing.server import Running, running
 
 pytestmark = pytest.mark.anyio
@@ -385,3 +386,28 @@ async def test_ops_13_slow_bodies_are_given_up(monkeypatch: pytest.MonkeyPatch) 
         assert b" 408 " in answer.split(b"\r\n")[0]
         assert b'"code":"timeout"' in answer
         writer.close()
+
+
+async def test_a_priority_beyond_what_the_scheduler_takes_is_refused_by_name() -> None:
+    async with running() as server:
+        for path, body in bodies().items():
+            for priority in (-1_000_001, 1_000_001):
+                refused(await server.http.post(path, json={**body, "priority": priority}), "priority")
+            assert (await server.http.post(path, json={**body, "priority": -1_000_000})).status_code == 200
+
+
+async def test_a_refusal_of_the_engine_does_not_count_as_its_error() -> None:
+    """Alerts watch the errors; a client's mistake must not raise one."""
+    async with running(lambda _: Reply(error="it never fits")) as server:
+        refused(await server.complete())
+        counts = await server.metrics()
+    assert 'tokenspeed:requests_finished_total{reason="error"} 0.0' in counts
+    assert 'tokenspeed:requests_finished_total{reason="refused"} 1.0' in counts
+
+
+async def test_a_compressed_body_is_refused() -> None:
+    async with running() as server:
+        response = await server.http.post(TEXT, content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+        assert response.status_code == 415
+        assert "gzip" in response.json()["error"]["message"]
+        await healthy(server)

@@ -229,3 +229,12 @@ def test_serving_never_imports_torch_or_the_engine() -> None:
         "assert not bad, bad\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+async def test_health_answers_head_as_it_answers_get() -> None:
+    async with running(ready=False) as server:
+        assert (await server.http.head("/health")).status_code == 503
+    async with running() as server:
+        for client in (server.http, server.control):
+            response = await client.head("/health")
+            assert (response.status_code, response.content) == (200, b"")

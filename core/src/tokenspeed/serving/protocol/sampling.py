@@ -73,7 +73,7 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True):
     ignore_eos: bool = False
     min_tokens: Count = 0
     logit_bias: dict[str, float] = {}
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None

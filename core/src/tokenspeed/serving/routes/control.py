@@ -68,7 +68,10 @@ async def abort(request: HttpRequest) -> dict[str, int]:
 @post("/flush_cache", status_code=200)
 async def flush_cache(request: HttpRequest) -> Response[dict[str, Any]]:
     """Forget every cached prefix that no running request uses."""
-    reply = await context_of(request).llm.client.control("flush_cache")
+    client = context_of(request).llm.client
+    if client.hung or not client.ready:  # the answer would not come; a server that drains still asks
+        raise RequestError(f"{context_of(request).unavailable()}; try again later", code="unavailable", status=503)
+    reply = await client.control("flush_cache")
     return Response({"flushed": reply.ok, "result": reply.result}, status_code=200 if reply.ok else 409)
 
 

@@ -13,7 +13,7 @@ __all__ = ["list_models", "show_model"]
 
 @get("/v1/models")
 async def list_models(request: HttpRequest) -> dict[str, Any]:
-    """The served names."""
+    """The served names. 503 while the model loads: how long a request may be is not known before."""
     context = context_of(request)
     return {"object": "list", "data": [_card(context, name) for name in context.model_names]}
 
@@ -29,7 +29,6 @@ async def show_model(request: HttpRequest) -> dict[str, Any]:
 
 
 def _card(context: ServerContext, name: str) -> dict[str, Any]:
-    info = context.llm.client.info
     return {
         "id": name,
         "object": "model",
@@ -37,5 +36,5 @@ def _card(context: ServerContext, name: str) -> dict[str, Any]:
         "owned_by": "tokenspeed",
         "root": context.model_names[0],
         "parent": None,
-        "max_model_len": info.max_model_len if info is not None else None,
+        "max_model_len": context.llm.info.max_model_len,
     }
