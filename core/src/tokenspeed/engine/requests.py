@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -65,9 +66,14 @@ class LiveRequest:
         if self.retracted_us:
             self.preempted_us += now_us - self.retracted_us
             self.retracted_us = 0
+        params = self.params
+        if (
+            params.prompt_logprobs >= 0 and self.prompt_logprobs is None
+        ):  # they were sent; computing the prompt again must not cost them again
+            params = msgspec.structs.replace(params, prompt_logprobs=-1)
         return SlotRequest(
             slot,
-            self.params,
+            params,
             self.seed,
             tuple(sorted(self.end_ids)),
             self.prompt,

@@ -54,6 +54,18 @@ def test_end_tokens_are_the_models_and_the_requests_own() -> None:
     assert admit(admission(), ignore_eos=True).end_ids == set()
 
 
+def test_log_probabilities_of_a_prompt_that_were_sent_are_not_computed_again() -> None:
+    """E24: a request that comes back after a retraction computes its prompt anew, but nobody waits for those any more."""
+    request = admit(admission(), prompt_logprobs=2, logprobs=1)
+    assert request.enter_slot(0, 0, now_us=2000).params == request.params
+    request.retract(3000)
+    assert request.enter_slot(1, 0, now_us=4000).params.prompt_logprobs == 2  # retracted before they were all there
+    request.prompt_logprobs = None
+    request.retract(5000)
+    again = request.enter_slot(1, 0, now_us=6000).params
+    assert (again.prompt_logprobs, again.logprobs) == (-1, 1)
+
+
 def test_preemptions_are_counted_and_hits_only_at_the_first_admission() -> None:
     """ops-07: a request that is admitted again finds more than its prompt in the cache; that is no hit of the prompt."""
     request = admit(admission())

@@ -1,6 +1,7 @@
 #include "thread_pool.h"
 
 #include <new>
+#include <utility>
 
 namespace tokenspeed::cpu {
 
@@ -50,10 +51,14 @@ void ThreadPool::work(int number, Scratch& scratch) {
     for (;;) {
       const int64_t index = range.next.fetch_add(1, std::memory_order_relaxed);
       if (index >= range.end) break;
-      const int32_t error = chunk_(context_, index, scratch);
-      if (error != 0) {
-        int32_t none = 0;
-        error_.compare_exchange_strong(none, error);
+      try {
+        const int32_t error = chunk_(context_, index, scratch);
+        if (error != 0) {
+          int32_t none = 0;
+          error_.compare_exchange_strong(none, error);
+        }
+      } catch (...) {  // out of memory, mostly: a worker must not end the process, nor the submitter leave the ticket open
+        if (!threw_.exchange(true)) thrown_ = std::current_exception();
       }
     }
   }
@@ -133,6 +138,10 @@ int32_t ThreadPool::Lease::run_erased(int64_t chunks, Chunk chunk, const void* c
     } else {
       std::this_thread::yield();  // a worker lost its core inside its chunk: let it have this one
     }
+  }
+  if (pool.threw_.load(std::memory_order_relaxed)) {  // nobody is inside any more
+    pool.threw_.store(false, std::memory_order_relaxed);
+    std::rethrow_exception(std::exchange(pool.thrown_, nullptr));
   }
   return pool.error_.load(std::memory_order_relaxed);
 }

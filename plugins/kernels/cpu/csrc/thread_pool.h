@@ -14,6 +14,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -51,7 +52,8 @@ class ThreadPool {
    public:
     explicit Lease(ThreadPool& pool);
 
-    // fn(index, scratch) -> error code for each index below `chunks`; returns 0 or the first error seen.
+    // fn(index, scratch) -> error code for each index below `chunks`; returns 0 or the first error seen. Throws the first exception
+    // of a chunk, on whichever thread it ran; the other chunks have ended then.
     template <class Fn>
     int32_t run(int64_t chunks, const Fn& fn) {
       return run_erased(chunks, [](const void* context, int64_t index, Scratch& scratch) {
@@ -93,6 +95,8 @@ class ThreadPool {
   const void* context_ = nullptr;
   std::unique_ptr<Range[]> ranges_;  // one a thread, the submitter's first
   std::atomic<int32_t> error_{0};
+  std::atomic<bool> threw_{false};
+  std::exception_ptr thrown_;  // written by the thread that set threw_, read by the submitter when no worker is inside
 
   alignas(64) std::atomic<uint64_t> ticket_{kClosed};  // (job number << 1) | closed flag
   alignas(64) std::atomic<int32_t> active_{0};         // workers inside the current job
