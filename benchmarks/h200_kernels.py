@@ -147,7 +147,9 @@ def kernel_table(assembly: Any) -> list[dict[str, Any]]:
         source = torch.empty(2**29, dtype=torch.bfloat16, device=DEVICE)
         target = torch.empty_like(source)
         # An elementwise kernel: inside a graph a plain copy goes to the copy engines, which are slower than the processors.
-        table.add("read and write 1 GiB (ceiling)", timed([lambda: torch.neg(source, out=target)] * 3), nbytes=2 * 2**30)
+        table.add(
+            "read and write 1 GiB (ceiling)", timed([lambda: torch.neg(source, out=target)] * 3), nbytes=2 * 2**30
+        )
         square = [draw(8192, 8192) for _ in range(2)]
         table.add("matrix product 8192^3 (ceiling)", timed([lambda: square[0] @ square[1]] * 3), flops=2 * 8192**3)
         gemms(table, registry.select)

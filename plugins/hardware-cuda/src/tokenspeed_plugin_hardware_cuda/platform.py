@@ -119,7 +119,7 @@ class CudaPlatform(Platform):
         import torch
 
         if self._capture_stream is None:
-            self._capture_stream = torch.cuda.Stream(self.device)
+            self._capture_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self._graph_pool = torch.cuda.graph_pool_handle()
         current, stream = torch.cuda.current_stream(self.device), self._capture_stream
         graph = torch.cuda.CUDAGraph()
