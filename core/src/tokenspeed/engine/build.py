@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from tokenspeed.engine.event_loop import EventLoop, Executor
 from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
-from tokenspeed.errors import ModelError
+from tokenspeed.errors import ConfigError, ModelError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
 from tokenspeed.interfaces.kernel import KernelContext, KernelRequest
 from tokenspeed.interfaces.model import CausalLM
@@ -87,15 +88,13 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
     )
     cache_groups = model.cache_groups(assembly.model.hf_config, groups["attn"].size)
     pages = _count_pages(assembly, platform, cache_groups, everyone)
-    kv_dtype = dtype_from_name(config.kv_cache_dtype)
-    with platform.allocate("kv"):
-        pool = KVPool(
-            cache_groups,
-            layout=assembly.kv_layout,
-            page_sizes=[assembly.page_size] * len(cache_groups),
-            num_pages=[pages] * len(cache_groups),
-            dtype=kv_dtype,
-            device=platform.device,
+    pool = _make_pool(assembly, platform, cache_groups, pages)
+    room, longest = pages * assembly.page_size, _set(config.max_model_len)
+    if rank == 0 and room < longest:
+        _log.warning(
+            "The KV pool holds %d tokens: requests may have so many, not --max-model-len %d; raise --max-total-tokens or --kv-cache-memory-bytes",
+            room,
+            longest,
         )
     plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages)
     backends = _bind_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
@@ -197,6 +196,38 @@ def _count_pages(
     element_bytes = dtype_from_name(config.kv_cache_dtype).itemsize
     pages = pages_in_budget(groups, assembly.page_size, element_bytes, budget)
     return pages if everyone is None else everyone.smallest(pages)
+
+
+def _make_pool(assembly: Assembly, platform: Platform, groups: Sequence[CacheGroup], pages: int) -> KVPool:
+    """The KV pool. Raises ``ConfigError`` where the device has not the memory, which a host would else find out in the midst of requests."""
+    dtype = dtype_from_name(assembly.config.kv_cache_dtype)
+    need = pages * assembly.page_size * sum(group.bytes_per_token(dtype.itemsize) for group in groups)
+    flag = "--kv-cache-memory-bytes" if assembly.config.max_total_tokens is None else "--max-total-tokens"
+    has = _memory_bytes(platform.device)
+    text = f"{flag}: a KV pool of {pages * assembly.page_size} tokens needs {need / 2**30:.1f} GiB of memory"
+    if need > has:
+        raise ConfigError(f"{text}, and the machine has {has / 2**30:.1f} GiB; lower {flag}")
+    try:
+        with platform.allocate("kv"):
+            return KVPool(
+                groups,
+                layout=assembly.kv_layout,
+                page_sizes=[assembly.page_size] * len(groups),
+                num_pages=[pages] * len(groups),
+                dtype=dtype,
+                device=platform.device,
+            )
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ConfigError(f"{text}, which the machine cannot give; lower {flag}") from error
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """All the memory of the device, in use or not."""
+    if device.type == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return 1 << 62  # unknown: the allocation tells
 
 
 def _bind_backends(
@@ -307,7 +338,7 @@ def _info(assembly: Assembly, rank: Rank) -> EngineInfo:
     config = assembly.config
     plain: Mapping[str, Any] = msgspec.to_builtins(config)
     return EngineInfo(
-        max_model_len=_set(config.max_model_len),
+        max_model_len=min(_set(config.max_model_len), rank.pool.num_pages[0] * assembly.page_size),
         vocab_size=rank.vocab_size,
         page_size=assembly.page_size,
         kv_pages=rank.pool.num_pages[0],

@@ -114,3 +114,27 @@ def test_numbers_left_in_pages_by_others_reach_no_one() -> None:
 def test_several_ranks_do_not_fit_in_one_process() -> None:
     with pytest.raises(ConfigError, match="tensor-parallel-size"):
         engine(parallel=ParallelConfig(tensor_parallel_size=2, world_size=2))
+
+
+@pytest.mark.parametrize(
+    ("flag", "settings"),
+    [
+        ("--kv-cache-memory-bytes", {"kv_cache_memory_bytes": 400 << 40}),
+        ("--max-total-tokens", {"max_total_tokens": 1_000_000_000}),
+    ],
+)
+def test_a_pool_beyond_the_machine_is_refused_with_both_numbers(
+    flag: str, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenspeed.engine.build._memory_bytes", lambda _: 64 << 30)
+    with pytest.raises(ConfigError, match=rf"{flag}: .* needs [\d.]+ GiB of memory, and the machine has 64\.0 GiB"):
+        engine(**settings)
+
+
+def test_a_request_may_be_as_long_as_the_pool(caplog: pytest.LogCaptureFixture) -> None:
+    """What is announced is what a request gets in full: nothing is cut short for want of pages."""
+    local = engine(max_total_tokens=64)
+    assert local.info.max_model_len == 64
+    assert "64 tokens" in caplog.text
+    (outputs,) = local.generate([[1, 2, 3]], SamplingParams(61, temperature=0.0, ignore_eos=True))
+    assert sum(len(item.tokens) for item in outputs) == 61

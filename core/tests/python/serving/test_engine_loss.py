@@ -98,9 +98,9 @@ async def test_until_the_engine_is_ready_everything_answers_503() -> None:
             await server.http.get("/health"),
             await server.chat(),
             await server.http.post("/tokenize", json={"prompt": "x"}),
+            await server.http.get("/v1/models"),  # how long a request may be is not known yet
         ):
             assert response.status_code == 503
-        assert (await server.http.get("/v1/models")).status_code == 200
         await server.engine.send(EngineReady(server.engine.info))
         await asyncio.wait_for(server.llm.client.settled.wait(), 2)
         assert (await server.http.get("/health")).status_code == 200
