@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,10 +15,10 @@ from litestar.types import HTTPResponseStartEvent, Receive, Scope, Send
 from tokenspeed.errors import TokenSpeedError
 from tokenspeed.serving.body import ClientGone
 from tokenspeed.serving.context import HttpRequest
-from tokenspeed.serving.generation import Generation
-from tokenspeed.serving.protocol.answers import error_body
+from tokenspeed.serving.generation import Delta, Generation
+from tokenspeed.serving.protocol.answers import error_body, raise_failed
 
-__all__ = ["DONE", "EventStream", "answer", "event", "stream_answer", "to_json"]
+__all__ = ["DONE", "EventStream", "answer", "event", "event_stream", "stream_answer", "to_json"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -41,6 +41,31 @@ _HEADERS = [
 def event(body: Any) -> bytes:
     """One event with a JSON body."""
     return b"data: " + to_json(body) + b"\n\n"
+
+
+async def event_stream(
+    generation: Generation, chunks: Callable[[Delta], Sequence[bytes]], last: Callable[[], bytes]
+) -> AsyncGenerator[bytes, None]:
+    """The events of a generation, those of one wake-up joined into one write.
+
+    Args:
+        chunks: what to tell of a delta; nothing where it is empty.
+        last: what to tell when every choice has ended; not asked after an abort.
+
+    Raises:
+        RequestError: a choice failed; what came in the same step was told before. EngineError: the engine is gone.
+    """
+    while (deltas := await generation.next()) is not None:
+        out: list[bytes] = []
+        for delta in deltas:
+            if delta.finish == "error" and out:
+                yield b"".join(out)
+            raise_failed(delta)
+            out += chunks(delta)
+        if out:
+            yield b"".join(out)
+    if not generation.abort_reason:
+        yield last()
 
 
 async def _watch(receive: Receive, generation: Generation) -> None:

@@ -7,7 +7,7 @@ Finish reasons, the same in both forms: ``stop`` (end token, stop token or stop 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from tokenspeed.serving.generation import Delta, Generation, GenerationRequest
 from tokenspeed.serving.protocol.answers import chat_logprobs, raise_failed, usage
 from tokenspeed.serving.protocol.chat import ChatRequest
 from tokenspeed.serving.protocol.sampling import StreamOptions
-from tokenspeed.serving.sse import DONE, event, to_json
+from tokenspeed.serving.sse import DONE, event, event_stream, to_json
 
 __all__ = ["ChatJob", "stream_chat", "whole_chat"]
 
@@ -90,8 +90,8 @@ def _choice(job: ChatJob, at: int, content: str, entries: list[Any], end: Delta)
     }
 
 
-async def stream_chat(job: ChatJob, generation: Generation) -> AsyncGenerator[bytes, None]:
-    """The chunks. Those of one wake-up are joined into one write; the fixed parts of a chunk are encoded once."""
+def stream_chat(job: ChatJob, generation: Generation) -> AsyncGenerator[bytes, None]:
+    """The chunks; their fixed parts are encoded once."""
     head = {
         "id": job.request.request_id,
         "object": "chat.completion.chunk",
@@ -101,35 +101,33 @@ async def stream_chat(job: ChatJob, generation: Generation) -> AsyncGenerator[by
     opening = b"data: " + to_json(head)[:-1] + b',"choices":[{"index":'
     heads = [opening + b"%d" % at + b',"delta":' for at in range(len(generation.choices))]
     begun: set[int] = set()
-    tail = b',"usage":null}\n\n' if job.options.shows_usage else b"}\n\n"
-    while (deltas := await generation.next()) is not None:
+    plain_tail = b',"usage":null}\n\n' if job.options.shows_usage else b"}\n\n"
+
+    def chunks(delta: Delta) -> Sequence[bytes]:
         out: list[bytes] = []
-        for delta in deltas:
-            if delta.finish == "error" and out:
-                yield b"".join(out)  # what came in the same step is not lost
-            raise_failed(delta)
-            at = delta.choice.index
-            if job.options.continuous_usage_stats:
-                tail = b',"usage":' + to_json(usage(generation.choices, job.body.n, running=True)) + b"}\n\n"
-            if at not in begun:
-                begun.add(at)
-                role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-                out += (heads[at], role, tail)
-            told = job.texts[at].feed(delta.text, last=bool(delta.finish))
-            if not (told.content or told.calls or told.reasoning or delta.entries or delta.finish):
-                continue
-            logprobs = to_json(job.logprobs(delta.entries)) if delta.entries else b"null"
-            out += (heads[at], _delta(told, last=bool(delta.finish)), b',"logprobs":', logprobs, b',"finish_reason":')
-            if delta.finish:
-                out += (to_json(job.finish_reason(delta)), b',"stop_reason":', to_json(delta.stop_reason), b"}]", tail)
-            else:
-                out += (b"null}]", tail)
-        if out:
-            yield b"".join(out)
-    if generation.abort_reason:
-        return
-    totals = {**head, "choices": [], "usage": usage(generation.choices, job.body.n)}
-    yield (event(totals) if job.options.include_usage else b"") + DONE
+        at, tail = delta.choice.index, plain_tail
+        if job.options.continuous_usage_stats:
+            tail = b',"usage":' + to_json(usage(generation.choices, job.body.n, running=True)) + b"}\n\n"
+        if at not in begun:
+            begun.add(at)
+            role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+            out += (heads[at], role, tail)
+        shown = job.texts[at].feed(delta.text, last=bool(delta.finish))
+        if not (shown.content or shown.calls or shown.reasoning or delta.entries or delta.finish):
+            return out
+        logprobs = to_json(job.logprobs(delta.entries)) if delta.entries else b"null"
+        out += (heads[at], _delta(shown, last=bool(delta.finish)), b',"logprobs":', logprobs, b',"finish_reason":')
+        if delta.finish:
+            out += (to_json(job.finish_reason(delta)), b',"stop_reason":', to_json(delta.stop_reason), b"}]", tail)
+        else:
+            out += (b"null}]", tail)
+        return out
+
+    def last() -> bytes:
+        totals = {**head, "choices": [], "usage": usage(generation.choices, job.body.n)}
+        return (event(totals) if job.options.include_usage else b"") + DONE
+
+    return event_stream(generation, chunks, last)
 
 
 def _delta(told: Told, *, last: bool) -> bytes:

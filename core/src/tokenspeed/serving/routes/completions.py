@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from tokenspeed.serving.protocol.sampling import (
     sampling_params,
     stop_strings,
 )
-from tokenspeed.serving.sse import DONE, answer, event, stream_answer, to_json
+from tokenspeed.serving.sse import DONE, answer, event, event_stream, stream_answer, to_json
 
 __all__ = ["completions"]
 
@@ -161,50 +161,37 @@ async def _whole(job: _Job, generation: Generation) -> dict[str, Any]:
     }
 
 
-async def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, None]:
+def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, None]:
     head = {"id": job.request.request_id, "object": "text_completion", "created": int(time.time()), "model": job.model}
     opening = b"data: " + to_json(head)[:-1] + b',"choices":[{"index":'
     heads = [opening + b"%d" % at + b',"text":' for at in range(len(generation.choices))]
     echoing = {choice.index for choice in generation.choices} if job.body.echo else set()
     builders = [job.logprobs(choice) for choice in generation.choices]
-    tail = b',"usage":null}\n\n' if job.options.shows_usage else b"}\n\n"
-    while (deltas := await generation.next()) is not None:
-        out: list[bytes] = []
-        for delta in deltas:
-            if delta.finish == "error" and out:
-                yield b"".join(out)  # what came in the same step is not lost
-            raise_failed(delta)
-            at = delta.choice.index
-            text, builder = delta.text, builders[at]
-            logprobs = builder.output(delta.entries) if builder is not None and delta.entries else None
-            if at in echoing:
-                echoing.discard(at)
-                text = job.echo(delta.choice) + text
-                if builder is not None:
-                    first = builder.prompt(job.prompt_tokens(delta.choice), delta.choice.prompt_logprobs)
-                    logprobs = join_logprobs(first, logprobs) if logprobs is not None else first
-            if not (text or logprobs or delta.finish):
-                continue
-            if job.options.continuous_usage_stats:
-                tail = b',"usage":' + to_json(usage(generation.choices, job.body.n, running=True)) + b"}\n\n"
-            out += (
-                heads[at],
-                to_json(text),
-                b',"logprobs":',
-                b"null" if logprobs is None else to_json(logprobs),
-                b',"finish_reason":',
-            )
-            if delta.finish:
-                out += (to_json(delta.finish), b',"stop_reason":', to_json(delta.stop_reason), b"}]", tail)
-            else:
-                out += (b"null}]", tail)
-        if out:
-            yield b"".join(out)
-    if generation.abort_reason:
-        return
-    last = (
-        event({**head, "choices": [], "usage": usage(generation.choices, job.body.n)})
-        if job.options.include_usage
-        else b""
-    )
-    yield last + DONE
+    plain_tail = b',"usage":null}\n\n' if job.options.shows_usage else b"}\n\n"
+
+    def chunks(delta: Delta) -> Sequence[bytes]:
+        at = delta.choice.index
+        text, builder = delta.text, builders[at]
+        logprobs = builder.output(delta.entries) if builder is not None and delta.entries else None
+        if at in echoing:
+            echoing.discard(at)
+            text = job.echo(delta.choice) + text
+            if builder is not None:
+                first = builder.prompt(job.prompt_tokens(delta.choice), delta.choice.prompt_logprobs)
+                logprobs = join_logprobs(first, logprobs) if logprobs is not None else first
+        if not (text or logprobs or delta.finish):
+            return ()
+        tail = plain_tail
+        if job.options.continuous_usage_stats:
+            tail = b',"usage":' + to_json(usage(generation.choices, job.body.n, running=True)) + b"}\n\n"
+        shown = b"null" if logprobs is None else to_json(logprobs)
+        begin = (heads[at], to_json(text), b',"logprobs":', shown, b',"finish_reason":')
+        if not delta.finish:
+            return (*begin, b"null}]", tail)
+        return (*begin, to_json(delta.finish), b',"stop_reason":', to_json(delta.stop_reason), b"}]", tail)
+
+    def last() -> bytes:
+        totals = {**head, "choices": [], "usage": usage(generation.choices, job.body.n)}
+        return (event(totals) if job.options.include_usage else b"") + DONE
+
+    return event_stream(generation, chunks, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from tokenspeed.serving.protocol.answers import finite, raise_failed, usage
 from tokenspeed.serving.protocol.completions import check_ids
 from tokenspeed.serving.protocol.parse import Refused, parse_object
 from tokenspeed.serving.protocol.sampling import SamplingFields, check_context, sampling_params, stop_strings
-from tokenspeed.serving.sse import DONE, answer, event, stream_answer, to_json
+from tokenspeed.serving.sse import DONE, answer, event, event_stream, stream_answer, to_json
 
 __all__ = ["GenerateBody", "GenerateSampling", "generate"]
 
@@ -192,21 +192,16 @@ async def _whole(job: _Job, generation: Generation) -> list[dict[str, Any]]:
     return shown
 
 
-async def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, None]:
-    told: set[int] = set()
-    while (deltas := await generation.next()) is not None:
-        out: list[bytes] = []
-        for delta in deltas:
-            if delta.finish == "error" and out:
-                yield b"".join(out)  # what came in the same step is not lost
-            raise_failed(delta)
-            meta = _meta(job, delta.choice, delta)
-            if job.body.return_logprob:
-                meta["output_logprobs"] = [_logprob(entry.token, entry.logprobs) for entry in delta.entries or ()]
-                if delta.choice.index not in told:
-                    told.add(delta.choice.index)
-                    meta.update(_prompt_logprobs(job, delta.choice))
-            out.append(event({"text": delta.text, "output_ids": delta.tokens, "meta_info": meta}))
-        yield b"".join(out)
-    if not generation.abort_reason:
-        yield DONE
+def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, None]:
+    begun: set[int] = set()
+
+    def chunks(delta: Delta) -> Sequence[bytes]:
+        meta = _meta(job, delta.choice, delta)
+        if job.body.return_logprob:
+            meta["output_logprobs"] = [_logprob(entry.token, entry.logprobs) for entry in delta.entries or ()]
+            if delta.choice.index not in begun:
+                begun.add(delta.choice.index)
+                meta.update(_prompt_logprobs(job, delta.choice))
+        return (event({"text": delta.text, "output_ids": delta.tokens, "meta_info": meta}),)
+
+    return event_stream(generation, chunks, lambda: DONE)
