@@ -7,7 +7,24 @@ from pathlib import Path
 from tokenspeed.errors import ConfigError
 from tokenspeed.serving.tokenizer import HFTokenizer, NoTokenizer, Tokenizer, load_tokenizer
 
-__all__ = ["make_tokenizer"]
+__all__ = ["check_tokenizer", "make_tokenizer"]
+
+
+def check_tokenizer(path: str | None, *, chat_template: str | None = None) -> None:
+    """What can be told of ``make_tokenizer``'s arguments at once, before a model is loaded for nothing.
+
+    Raises:
+        ConfigError: a file is missing or cannot be read.
+    """
+    from tokenspeed.weights.toy import TOY_NAME
+
+    _read_template(chat_template)
+    if path is None or path == TOY_NAME:
+        return
+    if not Path(path).exists():
+        raise ConfigError(f"--tokenizer {path}: there is no such file or directory")
+    if Path(path).is_dir() and not (Path(path) / "tokenizer.json").is_file():
+        raise ConfigError(f"{path} holds no tokenizer.json; give a directory that has one with --tokenizer")
 
 
 def make_tokenizer(path: str | None, *, chat_template: str | None = None) -> Tokenizer:
@@ -18,12 +35,13 @@ def make_tokenizer(path: str | None, *, chat_template: str | None = None) -> Tok
         chat_template: file of a template that replaces the model's.
 
     Raises:
-        ConfigError: the template file cannot be read. ModelError: the tokenizer cannot be read.
+        ConfigError: a file is missing, or the template cannot be read. ModelError: the tokenizer cannot be read.
     """
     from tokenspeed.weights.toy import TOY_CHAT_TEMPLATE, TOY_NAME, TOY_SPECIAL, build_toy_tokenizer
 
     if path is None:
         return NoTokenizer()
+    check_tokenizer(path)
     template = _read_template(chat_template)
     if Path(path).is_dir():
         return load_tokenizer(path, chat_template=template)

@@ -38,10 +38,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         from tokenspeed.engine.assembly import assemble
         from tokenspeed.engine.bootstrap import bootstrap
+        from tokenspeed.model_tokenizer import check_tokenizer
         from tokenspeed.plugins.events import EngineReadyContext, ShutdownContext
         from tokenspeed.weights.describe import describe_model
 
         description = describe_model(engine.model, engine.load_format)
+        path = None if engine.skip_tokenizer_init else engine.tokenizer or description.tokenizer_path
+        check_tokenizer(path, chat_template=serving.chat_template)
         assembly = assemble(
             engine, description, tool_call_parser=serving.tool_call_parser, reasoning_parser=serving.reasoning_parser
         )
@@ -79,9 +82,12 @@ def _launch_and_serve(
     with launch(assembly, log_level=serving.log_level.upper()) as handle:
         path = None if config.skip_tokenizer_init else config.tokenizer or assembly.model.tokenizer_path
         tokenizer = make_tokenizer(path, chat_template=serving.chat_template)
-        end = _serve(assembly, serving, sockets, handle, tokenizer, announce)
+        code, reason = _serve(assembly, serving, sockets, handle, tokenizer, announce)
         handle.wait(5.0)
-        return end
+        failure = handle.poll()
+        if code == 1 and failure is not None and failure.kind == "config":
+            code = 2  # a setting that only the engine could judge is as wrong as any other
+        return code, reason
 
 
 def _serve(

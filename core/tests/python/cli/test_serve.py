@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -135,3 +136,27 @@ def test_a_plugin_that_cannot_begin_in_the_server_ends_the_start_before_an_engin
     assert "no licence here" in errors
     assert "Traceback" not in errors
     assert {line["pid"] for line in told(tmp_path / "seen")} == {process.pid}
+
+
+@pytest.mark.parametrize("flag", ["--tokenizer", "--chat-template"])
+def test_a_missing_file_is_told_before_the_engine_is_launched(
+    flag: str, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(*_: object, **__: object) -> None:
+        raise AssertionError("launched")
+
+    monkeypatch.setattr("tokenspeed.engine.launch.launch", launch)
+    outcome = run("serve", "toy", "--plugins", "none", "--port", "0", flag, "/nope")
+    assert outcome.code == 2
+    assert f"{flag} /nope" in outcome.err
+
+
+def test_a_setting_that_the_engine_refuses_ends_the_server_with_2(site: Path, tmp_path: Path) -> None:
+    process = start(site, tmp_path / "seen", "--kv-cache-memory-bytes", "1")
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 2
+    assert "raise --kv-cache-memory-bytes" in errors
+    assert "Traceback" not in errors
