@@ -36,7 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kv_cache_memory_bytes: memory budget of the KV pool instead of the platform's own choice.
         gpu_memory_utilization: share of device memory that weights, graphs and KV may take together.
         block_size: tokens of a KV page; ``None`` lets the chosen backends decide.
-        max_step_ms: bound on the predicted length of a step while decodes run; 0 is off.
+        max_step_ms: bound on the predicted length of a step while decodes run; 0 is off, ``None`` lets the platform decide.
         disable_overlap_schedule: plan step N+1 only after the results of N; ``None`` lets the platform decide.
         num_threads: CPU threads of one rank; 0 lets the platform decide.
         plugins: the ``--plugins`` text; plugin_options: ``plugin.option`` to text as given with ``--set``.
@@ -60,7 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     block_size: int | None = None
     enable_prefix_caching: bool = True
-    max_step_ms: float = 0.0
+    max_step_ms: float | None = None
     disable_overlap_schedule: bool | None = None
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()

@@ -217,6 +217,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         help="bound on the predicted length of a step while decodes run; 0 is off",
         read=number(0),
         metavar="MS",
+        default="the platform decides",
     ),
     Flag(
         name="disable-overlap-schedule",

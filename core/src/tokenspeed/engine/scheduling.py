@@ -20,7 +20,7 @@ def scheduler_config(config: EngineConfig, *, num_pages: Sequence[int]) -> Sched
         max_model_len=_set(config.max_model_len),
         overlap_depth=0 if config.disable_overlap_schedule else 1,
         enable_prefix_caching=config.enable_prefix_caching,
-        max_step_us=int(config.max_step_ms * 1000),
+        max_step_us=int((config.max_step_ms or 0.0) * 1000),
     )
 
 

@@ -145,4 +145,5 @@ def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Plat
         max_num_seqs=config.max_num_seqs or defaults.max_num_seqs,
         chunked_prefill_size=config.chunked_prefill_size or defaults.chunked_prefill_size,
         disable_overlap_schedule=not defaults.overlap if overlap_off is None else overlap_off,
+        max_step_ms=defaults.max_step_ms if config.max_step_ms is None else config.max_step_ms,
     )

@@ -37,6 +37,8 @@ def platform(name: str, device: str, found: str = "'a device'", more: str = "") 
 def test_what_was_left_open_comes_from_model_and_platform(core: Any) -> None:
     config = core.assemble().config
     assert (config.max_model_len, config.max_num_seqs, config.chunked_prefill_size) == (512, 64, 256)
+    assert config.max_step_ms == 0
+    assert core.assemble(max_step_ms=5.0).config.max_step_ms == 5
     assert (config.block_size, config.dtype, config.kv_cache_dtype, config.device) == (16, "float32", "float32", "cpu")
     assert config.disable_overlap_schedule is True
     assert core.assemble(disable_overlap_schedule=False).config.disable_overlap_schedule is False
