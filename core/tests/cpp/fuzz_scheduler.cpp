@@ -62,7 +62,7 @@ class Round {
     // Most rounds are under page pressure: a small pool, many rows, small chunks.
     pressed_ = Chance(92);
     good_percent_ = pressed_ ? 94 : 85;
-    const int32_t page_size = page_sizes[pressed_ ? std::max<int64_t>(0, Pick(-1, 2)) : Pick(0, 3)];
+    const int32_t page_size = page_sizes[pressed_ ? std::max<int64_t>(0, Pick(-3, 2)) : Pick(0, 3)];
     config.groups = {{page_size, static_cast<int32_t>(pressed_ ? Pick(6, 14) : Pick(4, 40)), CacheGroupKind::kFull}};
     config.max_num_seqs = static_cast<int32_t>(pressed_ ? Pick(4, 8) : Pick(1, 6));
     config.max_batched_tokens = static_cast<int32_t>(pressed_ ? Pick(1, 5) : Pick(1, 40));

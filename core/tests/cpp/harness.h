@@ -103,8 +103,8 @@ class Harness {
       Step();
     }
   }
-  bool Abort(int64_t id) {
-    const bool taken = scheduler.AbortRequest(id) == AbortRefusal::kNone;
+  bool Abort(int64_t id, FinishReason reason = FinishReason::kAborted) {
+    const bool taken = scheduler.AbortRequest(id, reason) == AbortRefusal::kNone;
     scheduler.CheckIntegrity();
     return taken;
   }
