@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tokenspeed.config import EngineConfig, ParallelConfig
+from tokenspeed.engine.signals import deferred_signals
 from tokenspeed.errors import ConfigError, EngineError, RequestError
-from tokenspeed.messages import RequestStats, SamplingParams, TokenLogprobs, TokenOutput
+from tokenspeed.llm_inputs import Prompt, checked_params, checked_stop, listed_params, listed_prompts, prompt_ids
+from tokenspeed.messages import DEFAULT_NEW_TOKENS, RequestStats, SamplingParams, TokenLogprobs, TokenOutput
 from tokenspeed.model_tokenizer import make_tokenizer
 from tokenspeed.plugins.events import EngineReadyContext, ProcessInitContext, ShutdownContext
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
-from tokenspeed.serving.protocol.sampling import Limits, SamplingFields, check_context, sampling_params
+from tokenspeed.serving.protocol.sampling import Limits, check_context
 from tokenspeed.serving.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -27,10 +30,6 @@ if TYPE_CHECKING:
     from tokenspeed.engine.local import LocalEngine
 
 __all__ = ["LLM", "GeneratedText", "Piece"]
-
-Prompt = str | Sequence[int]
-#: Fields of ``SamplingParams`` that are not fields of a request's JSON under the same name and type.
-_CONVERTED = ("max_new_tokens", "logprobs", "prompt_logprobs", "logit_bias", "stop_token_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +71,8 @@ class LLM:
     Keyword arguments are the fields of ``EngineConfig`` (the flags of ``tokenspeed serve`` with underscores), for example ``dtype="bfloat16"`` or
     ``max_model_len=4096``; ``plugins`` defaults to ``TOKENSPEED_PLUGINS``. Several ranks need ``tokenspeed serve``.
 
+    Several threads may call it at once: they take turns at the engine step by step, and their requests run in the same steps.
+
     Raises:
         ConfigError: an unknown or impossible setting; ModelError, PluginError: the model cannot be served, in words for the user.
     """
@@ -86,11 +87,12 @@ class LLM:
         description = describe_model(config.model, config.load_format)
         assembly = assemble(config, description, tool_call_parser=None, reasoning_parser=None)
         self.tokenizer: Tokenizer = make_tokenizer(
-            config.tokenizer or description.tokenizer_path, chat_template=chat_template
+            None if config.skip_tokenizer_init else config.tokenizer or description.tokenizer_path,
+            chat_template=chat_template,
         )
-        self._live: dict[
-            int, _Live
-        ] = {}  # of all streams: a step tells of every request, whichever stream asked for it
+        # Of all streams: a step tells of every request, whichever stream asked for it.
+        self._live: dict[int, _Live] = {}
+        self._lock = threading.RLock()  # around the engine: one thread at a time
         self._events = assembly.events
         self._engine: LocalEngine | None = None
         try:
@@ -130,14 +132,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[GeneratedText]:
         """Complete prompts, all at once.
 
         Args:
             prompts: texts or lists of token ids; a single one is a list of one.
-            params: for all prompts, or one each; 128 tokens at temperature 1 unless given.
-            stop: texts that end a completion; they are not part of it.
+            params: for all prompts, or one each; 128 tokens at temperature 1 unless given (``SamplingParams`` asks for 128 too unless it says otherwise).
+            stop: a text, or several, that end a completion; they are not part of it.
 
         Returns:
             One result per prompt, in order.
@@ -156,24 +158,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Iterator[Piece]:
         """``generate`` that yields text as it comes. Closing the iterator early ends the requests.
 
-        Several streams may be read in turns, and ``generate`` called between their pieces: their requests run in the same steps. All of it from one
-        thread.
+        Several streams may be read in turns, and ``generate`` called between their pieces: their requests run in the same steps.
         """
-        listed = _listed(prompts)
-        every = (
-            list(params) if params is not None and not isinstance(params, SamplingParams) else [params] * len(listed)
-        )
-        if len(every) != len(listed):
-            raise RequestError(
-                f"{len(listed)} prompts but {len(every)} sampling parameters: give one for all or one each",
-                param="params",
-            )
+        listed = listed_prompts(prompts)
+        every, stops = listed_params(params, len(listed)), checked_stop(stop)
         return self._stream(
-            listed, [self._prepare(prompt, one, tuple(stop)) for prompt, one in zip(listed, every, strict=True)]
+            listed, [self._prepare(prompt, one, stops) for prompt, one in zip(listed, every, strict=True)]
         )
 
     def chat(
@@ -181,7 +175,7 @@ class LLM:
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> GeneratedText:
         """Answer a conversation, rendered with the model's chat template; tool calls stay text.
@@ -210,24 +204,31 @@ class LLM:
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None, stop: tuple[str, ...]) -> GenerationRequest:
         info = self.engine.info
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not ids:
-            raise RequestError("the prompt holds no token; give at least one", param="prompt")
+        ids = prompt_ids(prompt, self.tokenizer, info.vocab_size)
         limits = Limits(
             max_model_len=info.max_model_len, vocab_size=info.vocab_size, max_logprobs=info.vocab_size, max_n=1
         )
-        wanted = check_context(len(ids), None if params is None else params.max_new_tokens, limits, default=128)
-        return GenerationRequest(prompts=[ids], params=_checked(params, limits, wanted), stop=stop, streaming=True)
+        checked = None if params is None else checked_params(params, limits)
+        wanted = check_context(
+            len(ids),
+            None if checked is None else checked.max_new_tokens,
+            limits,
+            default=DEFAULT_NEW_TOKENS,
+            param="max_new_tokens",
+        )
+        return GenerationRequest(prompts=[ids], params=checked or SamplingParams(wanted), stop=stop, streaming=True)
 
     def _stream(self, prompts: list[Prompt], requests: list[GenerationRequest]) -> Iterator[Piece]:
         mine: dict[int, _Live] = {}
         try:
             for index, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
                 (ids,) = request.prompts
-                rid = self.engine.add_request(ids, request.params)
                 owner = Generation(request, _Owner(self.engine))
-                choice = Choice(owner, 0, rid, len(ids), self.tokenizer.detokenizer())
-                mine[rid] = self._live[rid] = _Live(index, prompt if isinstance(prompt, str) else None, choice)
+                detokenizer = self.tokenizer.detokenizer()
+                with self._lock, deferred_signals():
+                    rid = self.engine.add_request(ids, request.params)
+                    choice = Choice(owner, 0, rid, len(ids), detokenizer)
+                    mine[rid] = self._live[rid] = _Live(index, prompt if isinstance(prompt, str) else None, choice)
             while mine:
                 told = False
                 for rid, one in list(mine.items()):
@@ -243,23 +244,27 @@ class LLM:
             self._leave(mine)
 
     def _step(self) -> None:
-        """One step of the engine; what it tells is kept for the streams that asked."""
-        for item in self.engine.step():
-            one = self._live.get(item.rid)
-            if one is not None:
-                one.inbox.append(item)
+        """One step of the engine; what it tells is kept for the streams that asked. Ctrl-C waits for its end: half a step cannot be undone."""
+        with self._lock, deferred_signals():
+            for item in self.engine.step():
+                one = self._live.get(item.rid)
+                if one is not None:
+                    one.inbox.append(item)
 
     def _leave(self, live: Mapping[int, _Live]) -> None:
         """The reader of a stream went away: end what still runs of it, so that the next call finds room."""
         if self._engine is None:
             return
         running = [rid for rid, one in live.items() if not one.ended]
-        for rid in running:
-            self._engine.abort(rid)
-        while not all(live[rid].ended for rid in running):
-            self._step()
-        for rid in live:
-            del self._live[rid]
+        try:
+            with self._lock:
+                for rid in running:
+                    self._engine.abort(rid)
+            while self._engine.busy and not all(live[rid].ended for rid in running):
+                self._step()
+        finally:
+            for rid in live:
+                self._live.pop(rid, None)
 
 
 class _Live:
@@ -323,37 +328,6 @@ class _Owner:
 
     def aborted(self, generation: Generation, reason: str) -> None:
         """Nothing to account for."""
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
-
-
-def _checked(params: SamplingParams | None, limits: Limits, wanted: int) -> SamplingParams:
-    """``params`` through the same checks as a request's JSON."""
-    if params is None:
-        return SamplingParams(max_new_tokens=wanted)
-    plain = {name: getattr(params, name) for name in params.__struct_fields__ if name not in _CONVERTED}
-    plain |= {
-        "stop_token_ids": list(params.stop_token_ids),
-        "logit_bias": {str(token): bias for token, bias in params.logit_bias},
-    }
-    for name in ("top_p", "repetition_penalty"):
-        # msgspec compares with the smallest number above 0, which is 0 once the platform has denormals flushed in this thread.
-        if not plain[name] > 0:
-            raise RequestError(f"sampling parameters: {name} must be above 0, got {plain[name]}", param=name)
-    try:
-        fields = msgspec.convert(plain, SamplingFields)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"sampling parameters: {error}") from error
-    return sampling_params(
-        fields, limits, max_new_tokens=wanted, logprobs=params.logprobs, prompt_logprobs=params.prompt_logprobs
-    )
 
 
 def _engine_config(model: str, flags: dict[str, Any]) -> EngineConfig:

@@ -14,7 +14,8 @@ from tokenspeed.cli.flags import count, number
 from tokenspeed.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from tokenspeed.llm import LLM, GeneratedText, Prompt
+    from tokenspeed.llm import LLM, GeneratedText
+    from tokenspeed.llm_inputs import Prompt
     from tokenspeed.messages import SamplingParams
 
 __all__ = ["add_arguments", "run"]

@@ -16,6 +16,7 @@ from tokenspeed.messages.from_engine import (
     TokenOutput,
 )
 from tokenspeed.messages.to_engine import (
+    DEFAULT_NEW_TOKENS,
     AbortRequest,
     ControlRequest,
     GenerateRequest,
@@ -25,6 +26,7 @@ from tokenspeed.messages.to_engine import (
 )
 
 __all__ = [
+    "DEFAULT_NEW_TOKENS",
     "AbortRequest",
     "ControlReply",
     "ControlRequest",

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["AbortRequest", "ControlRequest", "GenerateRequest", "SamplingParams", "StopRequest", "ToEngine"]
+__all__ = [
+    "DEFAULT_NEW_TOKENS",
+    "AbortRequest",
+    "ControlRequest",
+    "GenerateRequest",
+    "SamplingParams",
+    "StopRequest",
+    "ToEngine",
+]
+
+DEFAULT_NEW_TOKENS = 128
 
 
 class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """How tokens of one request are drawn; the server has validated every range.
 
     Attributes:
+        max_new_tokens: at least 1.
         temperature: 0 is greedy.
         top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
         seed: same seed and prompt, same tokens, whatever else is in the batch; ``None`` draws one.
@@ -22,7 +33,7 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
         prompt_logprobs: the same for prompt tokens.
     """
 
-    max_new_tokens: int
+    max_new_tokens: int = DEFAULT_NEW_TOKENS
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -188,7 +192,7 @@ def test_statistics_count_tokens_and_cache_hits(llm: LLM) -> None:
         ({"top_p": 0.0}, "top_p"),
         ({"stop_token_ids": (10**6,)}, "stop_token_ids"),
         ({"logit_bias": ((3, 1e9),)}, "logit_bias"),
-        ({"max_new_tokens": 10**6}, "max_tokens"),
+        ({"max_new_tokens": 10**6}, "max_new_tokens"),
     ],
 )
 def test_a_parameter_out_of_range_is_refused_by_name(llm: LLM, params: dict[str, object], message: str) -> None:
@@ -295,3 +299,74 @@ def test_standard_input_that_is_no_text_is_refused(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
     assert main(["generate", "toy", "--prompt", "-"]) == 2
     assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_requests_and_leaves_the_model_usable(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in the midst of a step, between a plan and its results."""
+    executor = llm.engine._loop._executor
+    execute, steps = executor.execute, iter(range(100))
+
+    def interrupted(*given: Any) -> Any:
+        if next(steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return execute(*given)
+
+    (alone,) = llm.generate("one", sampled(20))
+    other = llm.stream("one", sampled(20))
+    text = next(other).text
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine._loop, "_executor", SimpleNamespace(execute=interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["abc", "def"], sampled(200))
+    assert text + "".join(piece.text for piece in other) == alone.text
+    assert not llm.engine.busy
+    assert llm.generate("abc", sampled(2))[0].finish == "length"
+
+
+def test_threads_may_generate_at_once(llm: LLM) -> None:
+    prompts = [f"prompt {i}" for i in range(8)]
+    alone = [result.text for result in llm.generate(prompts, sampled(30))]
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(lambda prompt: llm.generate(prompt, sampled(30))[0].text, prompts))
+    assert texts == alone
+    assert not llm.engine.busy
+
+
+def test_a_single_stop_text_is_one(llm: LLM) -> None:
+    (whole,) = llm.generate("abc", sampled(24))
+    stop = whole.text[8:11]
+    assert llm.generate("abc", sampled(24), stop=stop)[0].stop_reason == stop
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompts": "a", "stop": ""}, "stop: an empty string"),
+        ({"prompts": "a", "stop": [1]}, "stop: give texts, not a int"),
+        ({"prompts": None}, "prompts: .* not None"),
+        ({"prompts": [None]}, "prompt: .* not None"),
+        ({"prompts": ["ab"], "params": {"max_new_tokens": 3}}, "params: give SamplingParams, not a dict"),
+        ({"prompts": [1, 1 << 40]}, "prompt: 1099511627776 is no token id"),
+        ({"prompts": [-1]}, "prompt: -1 is no token id"),
+        ({"prompts": [[1.5]]}, "prompt: 1.5 is no token id"),
+        ({"prompts": "\ud800"}, "prompt: the text cannot be encoded"),
+        ({"prompts": "a", "params": SamplingParams(max_new_tokens=0)}, "max_new_tokens: 0 is not"),
+        ({"prompts": "a", "params": SamplingParams(temperature=-1.0)}, "^temperature: "),
+    ],
+)
+def test_wrong_input_is_named_before_anything_runs(llm: LLM, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(**given)
+    assert not llm.engine.busy
+
+
+def test_sampling_params_need_no_length(llm: LLM) -> None:
+    (result,) = llm.generate("abc", SamplingParams(temperature=0.0, ignore_eos=True))
+    assert len(result.token_ids) == 128
+
+
+def test_a_model_without_its_tokenizer_takes_ids() -> None:
+    with LLM("toy", plugins="none", num_threads=1, skip_tokenizer_init=True) as made:
+        assert len(made.generate([1, 2, 3], sampled(4))[0].token_ids) == 4
+        with pytest.raises(RequestError, match="skip"):
+            made.generate("abc")
