@@ -16,5 +16,5 @@ def main() -> None:
         print(answer.text)
 
 
-if __name__ == "__main__":  # engine processes are spawned and import this file again
+if __name__ == "__main__":
     main()

@@ -12,6 +12,7 @@ stream = client.chat.completions.create(
     model=model,
     messages=[{"role": "user", "content": "Name three rivers."}],
     max_tokens=64,
+    temperature=0,
     stream=True,
     stream_options={"include_usage": True},
 )
