@@ -49,7 +49,8 @@ class ForwardBatch:
         page_tables: per cache group (rows, max_pages) int32; entries past a row's length are not read.
         slot_mapping: per cache group (tokens) int64, ``page * page_size + offset`` to write each token's KV to; -1 writes nothing.
         output_index: (sampling rows) int64, index of the token whose hidden state yields logits; ``None`` when every token does.
-        captured: the step is, or will be, replayed as a graph: the decode backend computes the extend rows too. The host's ``query_lens`` leaves out tokens that only fill it up.
+        captured: the step is, or will be, replayed as a graph: the decode backend computes the extend rows too. The host's ``query_lens`` leaves out
+            tokens that only fill it up.
         adapters: (rows) int32 adapter index, 0 is none; ``None`` when no adapter is loaded.
         host: the same shapes on the host.
     """
