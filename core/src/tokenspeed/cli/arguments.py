@@ -145,7 +145,8 @@ def add_plugin_arguments(parser: argparse.ArgumentParser, group: Any = None) -> 
         "--plugins",
         default=argparse.SUPPRESS,
         metavar="LIST",
-        help="plugins to use: a,b are the built-ins, these, and what they need; +a adds one and ranks it first; -c leaves one out "
+        help="plugins to use: a,b are the built-ins, these, and what they need; +a adds one; named ones rank first where no flag, need of the model, "
+        "more specific model class or platform's order of attention backends decides; -c leaves one out "
         "(write --plugins=-c); none is the built-ins alone (default: TOKENSPEED_PLUGINS, or every installed one may be used)",
     )
     group.add_argument(

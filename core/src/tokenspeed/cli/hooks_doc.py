@@ -67,7 +67,8 @@ def render() -> str:
 
 
 _EVENTS = """\
-Each takes one context object. They are called for the plugins of the plan: those that fill a slot or may provide kernels, and those named in `--plugins`.
+Each takes one context object. The parameter must be called `context`, because pluggy passes arguments by name; under any other name the plugin is broken.
+They are called for the plugins of the plan: those that fill a slot or may provide kernels, and those named in `--plugins`.
 A plugin that raises is reported once, by name, and not called again (but for `tokenspeed_shutdown`); in `tokenspeed_configure`,
 `tokenspeed_process_init` and `tokenspeed_model_loaded` it ends the start if it fills a slot or was named. No hook is called in the step loop.
 """

@@ -67,7 +67,12 @@ class AttentionLayer:
 
 @dataclass(kw_only=True)
 class LayerKV:
-    """One layer's pages: ``k`` and ``v`` in the backend's layout."""
+    """One layer's pages, in the backend's layout and the cache's element type (``AttentionContext.layout``, ``kv_dtype``).
+
+    Attributes:
+        k: NHD: (pages, page_size, kv_heads, head_dim); HND: (pages, kv_heads, page_size, head_dim).
+        v: as ``k``, with v_head_dim for head_dim.
+    """
 
     k: torch.Tensor
     v: torch.Tensor
