@@ -84,10 +84,10 @@ void BindScheduler(py::module_& module) {
       .def("advance", &Advance, py::arg("plan_id"), py::arg("counts"), py::arg("tokens"), py::arg("outcomes"), py::arg("step_us") = 0)
       .def(
           "abort",
-          [](const SharedPtr& self, int64_t id) {
-            return self->Locked([&](Scheduler& scheduler) { return scheduler.AbortRequest(id) == AbortRefusal::kNone; });
+          [](const SharedPtr& self, int64_t id, FinishReason reason) {
+            return self->Locked([&](Scheduler& scheduler) { return scheduler.AbortRequest(id, reason) == AbortRefusal::kNone; });
           },
-          py::arg("id"))
+          py::arg("id"), py::arg("reason") = FinishReason::kAborted)
       .def("calc_rolling_hash", &CalcRollingHash, py::arg("tokens"), py::arg("salt") = py::bytes(),
            py::arg("extra_keys") = std::vector<std::pair<int64_t, py::bytes>>{}, py::arg("adapter") = 0)
       .def("flush_cache", [](const SharedPtr& self) { return self->Locked([](Scheduler& scheduler) { return scheduler.FlushCache(); }); })

@@ -173,20 +173,23 @@ void Scheduler::Retire(Request& request) {
   }
 }
 
-AbortRefusal Scheduler::AbortRequest(int64_t id) {
+AbortRefusal Scheduler::AbortRequest(int64_t id, FinishReason reason) {
+  if (reason != FinishReason::kAborted && reason != FinishReason::kStop) {
+    throw std::invalid_argument("reason is " + std::to_string(static_cast<int32_t>(reason)) + "; a request is ended from outside as ABORTED or by a STOP");
+  }
   const auto found = requests_.find(id);
   if (found == requests_.end()) return AbortRefusal::kUnknown;
   Request& request = *found->second;
   const StateName before = NameOf(request.state);
   if (request.inflight_rows > 0) {
-    if (!Apply(request, AbortInFlight{})) return before == StateName::kAborting ? AbortRefusal::kAborting : AbortRefusal::kFinished;
+    if (!Apply(request, AbortInFlight{reason})) return before == StateName::kAborting ? AbortRefusal::kAborting : AbortRefusal::kFinished;
     ForgetRunning(request);
   } else {
-    if (!Apply(request, Abort{})) return AbortRefusal::kFinished;
+    if (!Apply(request, Abort{reason})) return AbortRefusal::kFinished;
     inflight_prefixes_.Unpark(request);
     if (before == StateName::kSubmitted || before == StateName::kRetracted) waiting_.erase(request.order);
     else ForgetRunning(request);
-    Report(request, FinishReason::kAborted);
+    Report(request, reason);
     Retire(request);
   }
   QueueWoken();

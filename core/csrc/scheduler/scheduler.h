@@ -56,8 +56,9 @@ class Scheduler {
   AdvanceResult Advance(int64_t plan_id, std::span<const int32_t> counts, std::span<const int32_t> tokens, std::span<const int32_t> outcomes,
                         int64_t step_us = 0);
 
-  // kNone where the request ends now or once its step in flight has; the end is reported by the next result or plan.
-  AbortRefusal AbortRequest(int64_t id);
+  // kNone where the request ends now or once its step in flight has; the end is reported by the next result or plan. kStop: it is
+  // complete (a stop string); it counts as finished, and the length of its output is learnt from. Throws for any other reason.
+  AbortRefusal AbortRequest(int64_t id, FinishReason reason = FinishReason::kAborted);
 
   [[nodiscard]] std::vector<PageHash> CalcRollingHash(std::span<const int32_t> tokens, std::string_view salt,
                                                       std::vector<ExtraKey> extra_keys, int64_t adapter) const;

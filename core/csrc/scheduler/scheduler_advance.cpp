@@ -76,7 +76,7 @@ RowRefusal Scheduler::Settle(Request& request, const StepRow& row, int32_t count
   if (name == StateName::kDraining || name == StateName::kAborting) {
     if (request.inflight_rows == 0) {
       Apply(request, StepEnded{});
-      if (name == StateName::kAborting) Report(request, FinishReason::kAborted);
+      if (name == StateName::kAborting) Report(request, std::get<Finished>(request.state).reason);
       Retire(request);
     }
     return RowRefusal::kLate;

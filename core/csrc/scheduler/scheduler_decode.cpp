@@ -54,6 +54,9 @@ void Scheduler::ReserveDecodes() {
 // The oldest request is never taken from for others, so it runs to its end and somebody always makes progress. Those who were
 // resumed and have computed nothing new since are spared as long as only younger ones would gain, so each retraction is paid for by
 // a page of progress. A victim with a step in flight sits out this plan and is retracted in the next.
+//
+// Two that share every page give nothing back one by one, and everything together. The last pass therefore takes those too: each turn
+// takes one request out of the running, so it ends with enough pages or with the oldest alone, which then has the pool to itself.
 void Scheduler::SettleShortage(int32_t need) {
   int32_t promised = 0;
   const auto retract_until_enough = [&](bool fair_only) {
@@ -97,8 +100,8 @@ Request* Scheduler::PickVictim(bool fair_only) {
   const Request* oldest = OldestRunning();
   Request* best = nullptr;
   const int64_t plan = next_plan_id_ - 1;
-  // Smaller goes first: chosen in the plan before and waited for, unimportant, cheap, young.
-  using Rank = std::tuple<bool, int32_t, int64_t, uint64_t>;
+  // Smaller goes first: chosen in the plan before and waited for, of use by itself, unimportant, cheap, young.
+  using Rank = std::tuple<bool, bool, int32_t, int64_t, uint64_t>;
   Rank best_rank;
   const auto consider = [&](Request* request) {
     if (request == nullptr || request == oldest || request->held_in == plan) return;
@@ -106,11 +109,11 @@ Request* Scheduler::PickVictim(bool fair_only) {
     const Residence& residence = *ResidenceOf(request->state);
     const int32_t exclusive = PrefixTree::ExclusivePages(residence.prefix);
     const int32_t gain = exclusive + static_cast<int32_t>(residence.tail.size()) + (request->width > 0 ? request->page_need : 0);
-    if (gain == 0) return;
+    if (gain == 0 && fair_only) return;
     const int64_t kept = int64_t{residence.prefix.depth() - exclusive} * page_size_;
     const RetractionCandidate candidate{request->computed - kept, request->order.arrival};
     const int64_t cost = std::visit([&](const auto& policy) { return policy(candidate); }, retraction_);
-    const Rank rank{request->held_in != plan - 1, -request->priority, cost, std::numeric_limits<uint64_t>::max() - candidate.arrival};
+    const Rank rank{request->held_in != plan - 1, gain == 0, -request->priority, cost, std::numeric_limits<uint64_t>::max() - candidate.arrival};
     if (best == nullptr || rank < best_rank) {
       best = request;
       best_rank = rank;

@@ -66,6 +66,7 @@ struct Retracted {};
 // Aborted; a step in flight still uses its pages.
 struct Aborting {
   Residence residence;
+  FinishReason reason;
 };
 struct Finished {
   FinishReason reason;

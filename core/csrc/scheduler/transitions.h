@@ -29,8 +29,12 @@ struct End {              // no step of it in flight any more
 struct EndInFlight {  // a later step of it is in flight
   FinishReason reason;
 };
-struct Abort {};          // no step of it in flight
-struct AbortInFlight {};
+struct Abort {            // no step of it in flight
+  FinishReason reason = FinishReason::kAborted;
+};
+struct AbortInFlight {
+  FinishReason reason = FinishReason::kAborted;
+};
 struct StepEnded {};      // the last step in flight was advanced
 
 // ---- transitions ----
@@ -51,16 +55,16 @@ struct StepEnded {};      // the last step in flight was advanced
 [[nodiscard]] inline Draining On(PrefillDone state, EndInFlight event) { return {std::move(state.residence), event.reason}; }
 [[nodiscard]] inline Draining On(Decoding state, EndInFlight event) { return {std::move(state.residence), event.reason}; }
 
-[[nodiscard]] inline Finished On(Submitted, Abort) { return {FinishReason::kAborted}; }
-[[nodiscard]] inline Finished On(Prefilling, Abort) { return {FinishReason::kAborted}; }
-[[nodiscard]] inline Finished On(Decoding, Abort) { return {FinishReason::kAborted}; }
-[[nodiscard]] inline Finished On(Retracted, Abort) { return {FinishReason::kAborted}; }
-[[nodiscard]] inline Aborting On(Prefilling state, AbortInFlight) { return {std::move(state.residence)}; }
-[[nodiscard]] inline Aborting On(PrefillDone state, AbortInFlight) { return {std::move(state.residence)}; }
-[[nodiscard]] inline Aborting On(Decoding state, AbortInFlight) { return {std::move(state.residence)}; }
+[[nodiscard]] inline Finished On(Submitted, Abort event) { return {event.reason}; }
+[[nodiscard]] inline Finished On(Prefilling, Abort event) { return {event.reason}; }
+[[nodiscard]] inline Finished On(Decoding, Abort event) { return {event.reason}; }
+[[nodiscard]] inline Finished On(Retracted, Abort event) { return {event.reason}; }
+[[nodiscard]] inline Aborting On(Prefilling state, AbortInFlight event) { return {std::move(state.residence), event.reason}; }
+[[nodiscard]] inline Aborting On(PrefillDone state, AbortInFlight event) { return {std::move(state.residence), event.reason}; }
+[[nodiscard]] inline Aborting On(Decoding state, AbortInFlight event) { return {std::move(state.residence), event.reason}; }
 
 [[nodiscard]] inline Finished On(Draining state, StepEnded) { return {state.reason}; }
-[[nodiscard]] inline Finished On(Aborting, StepEnded) { return {FinishReason::kAborted}; }
+[[nodiscard]] inline Finished On(Aborting state, StepEnded) { return {state.reason}; }
 
 // ---- dispatch ----
 

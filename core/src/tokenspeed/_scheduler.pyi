@@ -388,8 +388,12 @@ class Scheduler:
 
         Raises ValueError, with nothing changed, for another plan or a wrong size.
         """
-    def abort(self, id: int) -> bool:
-        """Whether the request ends by this call: at once, or when its step in flight has. False for one unknown or ended."""
+    def abort(self, id: int, reason: FinishReason = ...) -> bool:
+        """Whether the request ends by this call: at once, or when its step in flight has. False for one unknown or ended.
+
+        ``reason`` is ABORTED (the default), or STOP where it is complete: it then counts as finished, and admission learns from the length of its
+        output. Raises ValueError for any other.
+        """
     def calc_rolling_hash(
         self, tokens: _Tokens, salt: bytes = b"", extra_keys: Sequence[tuple[int, bytes]] = [], adapter: int = 0
     ) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from tokenspeed._scheduler import AdvanceResult, ExecutionPlan, Scheduler
+from tokenspeed._scheduler import FinishReason as SchedulerReason
 from tokenspeed.engine.channel import Channel
 from tokenspeed.engine.control import Control
 from tokenspeed.engine.gauges import Gauges
@@ -231,7 +232,9 @@ class EventLoop:
         if request is None:
             self._unknown.warning("Request %d is not live; the message to end it is ignored", rid)
             return
-        self._scheduler.abort(request.id)
+        # A stop string is an end like any other: admission learns from its length.
+        stopped = reason is FinishReason.STOP
+        self._scheduler.abort(request.id, SchedulerReason.STOP if stopped else SchedulerReason.ABORTED)
         self._finish(request, reason)
 
     def _ended(self, ids: list[int], reasons: list[int]) -> None:

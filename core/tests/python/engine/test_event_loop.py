@@ -105,6 +105,7 @@ def test_a_stop_from_the_server_ends_in_good_order_and_keeps_pages_for_the_next_
     assert rig.last(0).finish == "stop"
     assert rig.gauges.now().aborted == 0
     assert rig.gauges.now().finished == 1
+    assert (rig.scheduler.stats().finished, rig.scheduler.stats().aborted) == (1, 0)  # E10
     rig.add(1, PROMPTS[5] + rig.tokens(0))
     rig.run()
     assert rig.outputs[1][0].cached_tokens >= len(PROMPTS[5]) // 4 * 4

@@ -155,8 +155,8 @@ class Engine:
                 assert given == (-1 if given == -1 and not extend else tokens[position])
                 self.content[cell] = prefix
 
-    def abort(self, id: int) -> bool:
-        taken = self.scheduler.abort(id)
+    def abort(self, id: int, reason: ts.FinishReason = ts.FinishReason.ABORTED) -> bool:
+        taken = self.scheduler.abort(id, reason)
         assert taken == (id in self.live and not self.live[id].aborted)
         if taken:
             self.live[id].aborted = True

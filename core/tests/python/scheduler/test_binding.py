@@ -168,6 +168,32 @@ def test_aborts_are_reported_once_by_the_next_plan_or_result() -> None:
     assert engine.reasons[2] == ts.FinishReason.ABORTED
 
 
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_stop_from_outside_counts_as_finished_and_admission_learns_from_its_length(in_flight: bool) -> None:
+    """E10: traffic that ends by stop strings taught the expected output nothing and looked like aborts."""
+    engine = Engine(make_config())
+    engine.submit(1, list(range(9)), 50)
+    while (info := engine.scheduler.request_info(1)) is not None and info.output_tokens < 3:
+        engine.plan()
+        engine.advance()
+    if in_flight:
+        engine.plan()
+    assert engine.abort(1, ts.FinishReason.STOP)
+    assert not engine.abort(1, ts.FinishReason.STOP)
+    engine.drain()
+    stats = engine.scheduler.stats()
+    assert engine.reasons == {1: ts.FinishReason.STOP}
+    assert (stats.finished, stats.aborted, stats.expected_output) == (1, 0, 3)
+
+
+def test_a_request_is_ended_from_outside_for_two_reasons_only() -> None:
+    engine = Engine(make_config())
+    engine.submit(1, [1])
+    with pytest.raises(ValueError, match="reason is 2; a request is ended from outside as ABORTED or by a STOP"):
+        engine.scheduler.abort(1, ts.FinishReason.LENGTH)
+    assert engine.live
+
+
 def test_other_threads_may_ask_while_one_plans() -> None:
     engine = Engine(make_config(pages=64, seqs=4, budget=64))
     stop = threading.Event()
