@@ -57,8 +57,12 @@ class Discovery:
         return sorted({found.name for found in self.found} - {BUILTIN})
 
     def where(self) -> str:
-        """Where plugins were looked for, for messages."""
-        places = ", ".join(place or "." for place in self.path) or "nowhere"
+        """Where plugins were looked for, for messages: of the folders on the path, those that hold distributions."""
+        folders = list(dict.fromkeys(Path(place or ".").resolve() for place in self.path))
+        holding = [
+            str(folder) for folder in folders if any(folder.glob("*.dist-info")) or any(folder.glob("*.egg-info"))
+        ]
+        places = f"{', '.join(holding) or 'nowhere'} ({len(holding)} of {len(folders)} folders on the path)"
         return f"entry points of group {ENTRY_POINT_GROUP!r} of the distributions in {places}"
 
 

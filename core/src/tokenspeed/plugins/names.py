@@ -13,7 +13,8 @@ def nearest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
     pool = sorted(set(known))
     ratios = {c: SequenceMatcher(None, name.lower(), c.lower()).ratio() for c in pool}
-    enough = max(0.6, max(ratios.values(), default=0.0) - 0.1)
+    least = 0.6 if len(name) > 3 else 0.7  # of three letters two alike say nothing: cpu is no way to write tpu
+    enough = max(least, max(ratios.values(), default=0.0) - 0.1)
     close = sorted((c for c in pool if ratios[c] >= enough), key=lambda c: -ratios[c])
     needle = name.lower().replace("_", "-")
     containing = [c for c in pool if c not in close and needle and (needle in c.lower() or c.lower() in needle)]

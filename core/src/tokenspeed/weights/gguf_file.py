@@ -72,7 +72,8 @@ class GgufFile:
             raise ModelError(f"{self.path} is not a usable GGUF file: {damage}") from None
         except (struct.error, UnicodeDecodeError) as error:
             self.data.close()
-            raise ModelError(f"{self.path} is damaged or incomplete ({error}); download it again") from error
+            what = "it ends inside its header" if isinstance(error, struct.error) else "a name in it is not UTF-8 text"
+            raise ModelError(f"{self.path} is damaged or incomplete: {what}; download it again") from error
 
     def get(self, key: str, default: Any = None) -> Any:
         """Metadata value of ``key``."""

@@ -10,6 +10,7 @@ import pytest
 
 from tokenspeed.plugins.discovery import discover
 from tokenspeed.plugins.first_party import FIRST_PARTY
+from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.testing.plugins import PluginFolder
 
 
@@ -66,3 +67,15 @@ def test_first_party_is_a_list_of_the_plugins_in_this_repository() -> None:
     projects = [*plugins.glob("*/pyproject.toml"), *plugins.glob("*/*/pyproject.toml")]
     shipped = {tomllib.loads(path.read_text())["project"]["name"] for path in projects}
     assert shipped - FIRST_PARTY == set()
+
+
+def test_a_message_names_only_folders_that_hold_distributions(folder: PluginFolder, tmp_path: Path) -> None:
+    folder.add("acme", "")
+    (tmp_path / "empty").mkdir()
+    told = discover([str(tmp_path / "empty"), str(folder.path), str(tmp_path / "python.zip")]).where()
+    assert told.endswith(f"in {folder.path.resolve()} (1 of 3 folders on the path)")
+
+
+def test_of_three_letters_two_alike_are_no_hint() -> None:
+    assert did_you_mean("tpu", ["cpu", "cuda"]) == ""
+    assert "'cuda'" in did_you_mean("cud", ["cpu", "cuda"])

@@ -411,3 +411,10 @@ async def test_a_compressed_body_is_refused() -> None:
         assert response.status_code == 415
         assert "gzip" in response.json()["error"]["message"]
         await healthy(server)
+
+
+async def test_too_many_prompts_are_not_too_long_a_prompt() -> None:
+    async with running() as server:
+        many = refused(await server.http.post(TEXT, json={"prompt": ["x"] * 10_000}), "prompt")
+        long = refused(await server.http.post(TEXT, json={"prompt": [97] * 10_000}), "prompt")
+    assert (many["code"], long["code"]) == (None, "context_length_exceeded")

@@ -76,7 +76,7 @@ def prompts_of(prompt: str | list[str | int | list[int]], limits: Limits, n: int
         raise RequestError(
             f"prompt: {len(rows)} entries are neither ids that fit into {limits.max_model_len} tokens nor at most {_MAX_PROMPTS} prompts",
             param="prompt",
-            code="context_length_exceeded",
+            code="context_length_exceeded" if isinstance(rows[0], int) else None,
         )
     kinds = {type(row) for row in rows}
     if len(kinds) > 1:
