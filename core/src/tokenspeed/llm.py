@@ -95,6 +95,7 @@ class LLM:
         self._lock = threading.RLock()  # around the engine: one thread at a time
         self._events = assembly.events
         self._engine: LocalEngine | None = None
+        self._end = "closed"
         try:
             self._events.configure(assembly.plan.to_json())
             self._events.process_init(ProcessInitContext(role="engine"))
@@ -107,17 +108,20 @@ class LLM:
 
     @property
     def engine(self) -> LocalEngine:
-        """The engine. Raises ``EngineError`` after ``close``."""
+        """The engine. Raises ``EngineError`` after ``close``, or when a step of it has failed."""
         if self._engine is None:
-            raise EngineError("this LLM is closed; make another one")
+            raise EngineError(f"this LLM is {self._end}; make another one")
         return self._engine
 
     def close(self) -> None:
         """Give the model's memory back; streams that are still open raise ``EngineError``. May be called again."""
+        self._close("closed")
+
+    def _close(self, reason: str) -> None:
         if self._engine is not None:
-            self._engine = None
+            self._engine, self._end = None, reason
             self._live.clear()
-            self._events.shutdown(ShutdownContext(role="engine", reason="closed"))
+            self._events.shutdown(ShutdownContext(role="engine", reason=reason))
 
     def __enter__(self) -> LLM:
         return self
@@ -246,7 +250,13 @@ class LLM:
     def _step(self) -> None:
         """One step of the engine; what it tells is kept for the streams that asked. Ctrl-C waits for its end: half a step cannot be undone."""
         with self._lock, deferred_signals():
-            for item in self.engine.step():
+            engine = self.engine
+            try:
+                items = engine.step()
+            except Exception as error:  # a plan without its results: nothing can be planned after it
+                self._close(f"closed since a step failed ({type(error).__name__}: {error})")
+                raise
+            for item in items:
                 one = self._live.get(item.rid)
                 if one is not None:
                     one.inbox.append(item)

@@ -370,3 +370,15 @@ def test_a_model_without_its_tokenizer_takes_ids() -> None:
         assert len(made.generate([1, 2, 3], sampled(4))[0].token_ids) == 4
         with pytest.raises(RequestError, match="skip"):
             made.generate("abc")
+
+
+def test_a_failed_step_is_told_as_it_is_and_closes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no such kernel image")
+
+    with LLM("toy", plugins="none", num_threads=1) as made:
+        monkeypatch.setattr(made.engine._loop, "_executor", SimpleNamespace(execute=broken))
+        with pytest.raises(RuntimeError, match="no such kernel image"):
+            made.generate("abc", sampled(4))
+        with pytest.raises(EngineError, match="no such kernel image"):
+            made.generate("abc", sampled(4))
