@@ -19,7 +19,7 @@ from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.outputs import REASONS, Judgement, judge, output_of, take_prompt_logprobs, token_logprobs
 from tokenspeed.engine.rate_limit import RateLimitedLog
 from tokenspeed.engine.requests import Admission, LiveRequest
-from tokenspeed.engine.scheduling import request_spec
+from tokenspeed.engine.scheduling import REFUSED_PARAMS, request_spec
 from tokenspeed.errors import RequestError
 from tokenspeed.messages import (
     AbortRequest,
@@ -206,7 +206,7 @@ class EventLoop:
         try:
             request = self._admission.admit(message, self._clock())
         except RequestError as error:
-            self._refuse(message.rid, error.message)
+            self._refuse(message.rid, error.message, error.param or "")
             return
         self._by_id[request.id] = self._by_rid[request.rid] = request
         waiting.append(request)
@@ -218,12 +218,12 @@ class EventLoop:
         for request, result in zip(waiting, results, strict=True):
             if not result.accepted:
                 self._forget(request, None)
-                self._refuse(request.rid, result.reason)
+                self._refuse(request.rid, result.reason, REFUSED_PARAMS.get(int(result.refusal), ""))
         waiting.clear()
         self._gauges.changed()
 
-    def _refuse(self, rid: int, reason: str) -> None:
-        self._outbox.append(TokenOutput(rid=rid, tokens=[], finish=FinishReason.ERROR.value, error=reason))
+    def _refuse(self, rid: int, reason: str, param: str) -> None:
+        self._outbox.append(TokenOutput(rid=rid, tokens=[], finish=FinishReason.ERROR.value, error=reason, param=param))
         self._gauges.ended(FinishReason.ERROR)
 
     def _cut(self, rid: int, reason: FinishReason) -> None:

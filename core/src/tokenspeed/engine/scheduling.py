@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenspeed._scheduler import CacheGroupConfig, RequestSpec, SchedulerConfig
+from tokenspeed._scheduler import CacheGroupConfig, RequestSpec, SchedulerConfig, SubmitRefusal
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.requests import LiveRequest
 
-__all__ = ["request_spec", "scheduler_config"]
+__all__ = ["REFUSED_PARAMS", "request_spec", "scheduler_config"]
+
+#: The field of a request's JSON that a refusal of the scheduler is about.
+REFUSED_PARAMS = {
+    int(SubmitRefusal.EMPTY_PROMPT): "prompt",
+    int(SubmitRefusal.BAD_TOKEN): "prompt",
+    int(SubmitRefusal.BAD_MAX_NEW_TOKENS): "max_tokens",
+    int(SubmitRefusal.TOO_LONG): "prompt",
+    int(SubmitRefusal.NEVER_FITS): "prompt",
+    int(SubmitRefusal.BAD_PRIORITY): "priority",
+}
 
 
 def scheduler_config(config: EngineConfig, *, num_pages: Sequence[int]) -> SchedulerConfig:

@@ -54,7 +54,7 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
         logprobs: one per token when asked for.
         prompt_logprobs: sent once, before or with the first token: entry i belongs to prompt token i, the first is ``None``.
         stats: with the last output; ``None`` beside ``finish == "error"`` says that the request was refused at submit and never ran.
-        error: text for ``finish == "error"``.
+        error: text for ``finish == "error"``; ``param`` is the field of a refused request that is at fault, empty where none is.
     """
 
     rid: int
@@ -66,6 +66,7 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     stats: RequestStats | None = None
     error: str = ""
+    param: str = ""
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):

@@ -64,6 +64,7 @@ class Delta:
     finish: str = ""
     stop_reason: int | str | None = None
     error: str = ""
+    param: str = ""
 
 
 class Choice:
@@ -154,7 +155,7 @@ class Choice:
             delta.finish, delta.stop_reason = item.finish, item.stop_reason
         if self.generation.request.prefill_only and item.finish == "stop":
             delta.finish, delta.stop_reason = "length", None
-        delta.error = item.error
+        delta.error, delta.param = item.error, item.param
         self.finish = delta.finish
         self.stats = item.stats
 

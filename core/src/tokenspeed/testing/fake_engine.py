@@ -49,7 +49,7 @@ class Reply:
         stop_reason: the id of a stop token.
         alternatives: by position, ids shown as top alternatives.
         cached: cached prompt tokens reported.
-        error: refuses the request with this text; with ``tokens`` it fails behind them instead.
+        error: refuses the request with this text; with ``tokens`` it fails behind them instead. param: the field that the refusal is about.
     """
 
     tokens: Sequence[int] = ()
@@ -59,6 +59,7 @@ class Reply:
     alternatives: Sequence[Sequence[int]] = ()
     cached: int = 0
     error: str = ""
+    param: str = ""
 
 
 @dataclass
@@ -213,7 +214,7 @@ class FakeEngine:
         cached = reply.cached if run.sent == 0 else -1
         if reply.error and run.sent >= len(reply.tokens):
             stats = self._request_stats(run) if run.sent else None
-            return self._end(run, TokenOutput(rid, [], "error", stats=stats, error=reply.error))
+            return self._end(run, TokenOutput(rid, [], "error", stats=stats, error=reply.error, param=reply.param))
         if run.stopped:
             return self._end(run, TokenOutput(rid, [], "stop", stats=self._request_stats(run)))
         limit = min(len(reply.tokens), params.max_new_tokens)

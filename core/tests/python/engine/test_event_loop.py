@@ -147,6 +147,7 @@ def test_a_request_that_cannot_run_is_refused_alone_with_a_reason(make_rig, expe
     rig.run()
     assert rig.last(1).finish == "error"
     assert rig.last(1).error
+    assert rig.last(1).param
     assert says in rig.last(1).error
     assert rig.tokens(0) == expected(PROMPTS[0], 8)
     assert rig.tokens(2) == expected(PROMPTS[1], 8)

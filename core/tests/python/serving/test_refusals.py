@@ -398,8 +398,8 @@ async def test_a_priority_beyond_what_the_scheduler_takes_is_refused_by_name() -
 
 async def test_a_refusal_of_the_engine_does_not_count_as_its_error() -> None:
     """Alerts watch the errors; a client's mistake must not raise one."""
-    async with running(lambda _: Reply(error="it never fits")) as server:
-        refused(await server.complete())
+    async with running(lambda _: Reply(error="the prompt never fits", param="prompt")) as server:
+        refused(await server.complete(), "prompt")
         counts = await server.metrics()
     assert 'tokenspeed:requests_finished_total{reason="error"} 0.0' in counts
     assert 'tokenspeed:requests_finished_total{reason="refused"} 1.0' in counts

@@ -70,6 +70,7 @@ def raise_failed(delta: Delta) -> None:
         status = 400 if delta.choice.stats is None else 500
         raise RequestError(
             delta.error or "the request failed in the engine",
+            param=delta.param or None,
             code="refused" if status == 400 else "failed",
             status=status,
         )
