@@ -86,7 +86,7 @@ def checked_params(params: SamplingParams, limits: Limits) -> SamplingParams:
     }
     fields = parse_object(plain, SamplingFields, {})
     for name in ("top_p", "repetition_penalty"):
-        # msgspec compares with the smallest number above 0, which is 0 once the platform has denormals flushed in this thread.
+        # msgspec compares with the smallest number above 0, which is 0 where a library has denormals flushed in the calling thread.
         if not getattr(fields, name) > 0:
             raise RequestError(f"{name}: must be above 0, got {plain[name]}", param=name)
     return sampling_params(

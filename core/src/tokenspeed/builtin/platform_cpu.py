@@ -55,8 +55,7 @@ class CpuPlatform(Platform):
         import torch
 
         torch.set_num_threads(self.threads)
-        # Denormal numbers cost a hundred times as much and change no token.
-        torch.set_flush_denormal(True)
+        # Denormals stay as the process has them: flushing is a state of the calling thread, and with `LLM` that thread is the user's.
 
     def default_dtype_name(self, model_dtype: str) -> str:
         """bfloat16 stays where the processor multiplies it; otherwise, and for float16, float32."""
