@@ -17,9 +17,18 @@ void BindConfig(py::module_& module) {
       .value("YOUNGEST", RetractionRule::kYoungest)
       .finalize();
 
+  py::native_enum<WritePolicy>(module, "WritePolicy", "enum.IntEnum", "When a page is copied to the host.")
+      .value("THROUGH", WritePolicy::kThrough)
+      .value("ON_EVICT", WritePolicy::kOnEvict)
+      .value("SELECTIVE", WritePolicy::kSelective)
+      .finalize();
+
   py::class_<CacheGroupConfig>(module, "CacheGroupConfig", "One cache group: pages of page_size tokens.")
-      .def(py::init([](int32_t page_size, int32_t num_pages, CacheGroupKind kind) { return CacheGroupConfig{page_size, num_pages, kind}; }),
-           py::kw_only(), py::arg("page_size"), py::arg("num_pages"), py::arg("kind") = CacheGroupKind::kFull)
+      .def(py::init([](int32_t page_size, int32_t num_pages, CacheGroupKind kind, int32_t host_pages) {
+             return CacheGroupConfig{page_size, num_pages, kind, host_pages};
+           }),
+           py::kw_only(), py::arg("page_size"), py::arg("num_pages"), py::arg("kind") = CacheGroupKind::kFull, py::arg("host_pages") = 0)
+      .def_readonly("host_pages", &CacheGroupConfig::host_pages)
       .def_readonly("page_size", &CacheGroupConfig::page_size)
       .def_readonly("num_pages", &CacheGroupConfig::num_pages)
       .def_readonly("kind", &CacheGroupConfig::kind);
@@ -28,10 +37,28 @@ void BindConfig(py::module_& module) {
   py::class_<SchedulerConfig>(module, "SchedulerConfig", "What a scheduler is told once. Raises ValueError naming a bad field.")
       .def(py::init([](std::vector<CacheGroupConfig> groups, int32_t max_num_seqs, int32_t max_batched_tokens, int32_t max_model_len,
                        int32_t max_row_width, int32_t overlap_depth, bool enable_prefix_caching, int64_t max_step_us, int32_t hit_window,
-                       int64_t aging_us, int32_t finished_history, AdmissionRule admission, RetractionRule retraction) {
-             SchedulerConfig config{std::move(groups), max_num_seqs, max_batched_tokens, max_model_len, max_row_width,
-                                    overlap_depth,     enable_prefix_caching, max_step_us, hit_window, aging_us,
-                                    finished_history,  admission,    retraction};
+                       int64_t aging_us, int32_t finished_history, AdmissionRule admission, RetractionRule retraction,
+                       WritePolicy write_policy, bool l3, int32_t prefetch_threshold, int64_t prefetch_timeout_us, bool kv_events,
+                       int32_t retain_percent) {
+             SchedulerConfig config{.groups = std::move(groups),
+                                    .max_num_seqs = max_num_seqs,
+                                    .max_batched_tokens = max_batched_tokens,
+                                    .max_model_len = max_model_len,
+                                    .max_row_width = max_row_width,
+                                    .overlap_depth = overlap_depth,
+                                    .enable_prefix_caching = enable_prefix_caching,
+                                    .max_step_us = max_step_us,
+                                    .hit_window = hit_window,
+                                    .aging_us = aging_us,
+                                    .finished_history = finished_history,
+                                    .admission = admission,
+                                    .retraction = retraction,
+                                    .write_policy = write_policy,
+                                    .l3 = l3,
+                                    .prefetch_threshold = prefetch_threshold,
+                                    .prefetch_timeout_us = prefetch_timeout_us,
+                                    .kv_events = kv_events,
+                                    .retain_percent = retain_percent};
              config.Validate();
              return config;
            }),
@@ -40,7 +67,9 @@ void BindConfig(py::module_& module) {
            py::arg("enable_prefix_caching") = defaults.enable_prefix_caching, py::arg("max_step_us") = defaults.max_step_us,
            py::arg("hit_window") = defaults.hit_window, py::arg("aging_us") = defaults.aging_us,
            py::arg("finished_history") = defaults.finished_history, py::arg("admission") = defaults.admission,
-           py::arg("retraction") = defaults.retraction)
+           py::arg("retraction") = defaults.retraction, py::arg("write_policy") = defaults.write_policy, py::arg("l3") = defaults.l3,
+           py::arg("prefetch_threshold") = defaults.prefetch_threshold, py::arg("prefetch_timeout_us") = defaults.prefetch_timeout_us,
+           py::arg("kv_events") = defaults.kv_events, py::arg("retain_percent") = defaults.retain_percent)
       .def_readonly("groups", &SchedulerConfig::groups)
       .def_readonly("max_num_seqs", &SchedulerConfig::max_num_seqs)
       .def_readonly("max_batched_tokens", &SchedulerConfig::max_batched_tokens)
@@ -54,6 +83,12 @@ void BindConfig(py::module_& module) {
       .def_readonly("finished_history", &SchedulerConfig::finished_history)
       .def_readonly("admission", &SchedulerConfig::admission)
       .def_readonly("retraction", &SchedulerConfig::retraction)
+      .def_readonly("write_policy", &SchedulerConfig::write_policy)
+      .def_readonly("l3", &SchedulerConfig::l3)
+      .def_readonly("prefetch_threshold", &SchedulerConfig::prefetch_threshold)
+      .def_readonly("prefetch_timeout_us", &SchedulerConfig::prefetch_timeout_us)
+      .def_readonly("kv_events", &SchedulerConfig::kv_events)
+      .def_readonly("retain_percent", &SchedulerConfig::retain_percent)
       .def_property_readonly("max_step_tokens", &SchedulerConfig::max_step_tokens, "No plan has more tokens than this.");
 }
 

@@ -18,6 +18,25 @@ auto View(Column<T> ExecutionPlan::* column) {
   return [column](const PlanHandle& handle) { return ViewOf(Read(handle).*column); };
 }
 
+template <class T>
+auto View(TransferColumns ExecutionPlan::* transfers, Column<T> TransferColumns::* column) {
+  return [=](const PlanHandle& handle) { return ViewOf((Read(handle).*transfers).*column); };
+}
+
+auto Hashes(TransferColumns ExecutionPlan::* transfers) {
+  return [=](const PlanHandle& handle) -> py::array {
+    const Column<PageHash>& hashes = (Read(handle).*transfers).hash;
+    static_assert(sizeof(PageHash) == 16);
+    if (hashes.empty()) return py::array_t<uint8_t>(std::vector<py::ssize_t>{0, 16});
+    auto* block = new std::shared_ptr<PageHash[]>(hashes.block());
+    py::capsule owner(block, [](void* held) { delete static_cast<std::shared_ptr<PageHash[]>*>(held); });
+    py::array_t<uint8_t> view(std::vector<py::ssize_t>{static_cast<py::ssize_t>(hashes.size()), 16},
+                              reinterpret_cast<const uint8_t*>(hashes.data()), owner);
+    py::detail::array_proxy(view.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+    return view;
+  };
+}
+
 py::array Intervals(const PlanHandle& handle) {
   const Column<PrefixInterval>& intervals = Read(handle).prefix_intervals;
   static_assert(sizeof(PrefixInterval) == 4 * sizeof(int32_t));
@@ -65,7 +84,33 @@ void BindPlan(py::module_& module) {
       .def_property_readonly("prefix_intervals", &Intervals)
       .def_property_readonly("retracted_ids", View(&ExecutionPlan::retracted_ids))
       .def_property_readonly("finished_ids", View(&ExecutionPlan::finished_ids))
-      .def_property_readonly("finished_reasons", View(&ExecutionPlan::finished_reasons));
+      .def_property_readonly("finished_reasons", View(&ExecutionPlan::finished_reasons))
+      .def_property_readonly("num_transfers",
+                             [](const PlanHandle& handle) {
+                               const ExecutionPlan& plan = Read(handle);
+                               return plan.write_back.op.size() + plan.load_back.op.size() + plan.lookup.op.size() + plan.prefetch.op.size() +
+                                      plan.store.op.size();
+                             })
+      .def_property_readonly("write_back_op", View(&ExecutionPlan::write_back, &TransferColumns::op))
+      .def_property_readonly("write_back_group", View(&ExecutionPlan::write_back, &TransferColumns::group))
+      .def_property_readonly("write_back_device", View(&ExecutionPlan::write_back, &TransferColumns::device))
+      .def_property_readonly("write_back_host", View(&ExecutionPlan::write_back, &TransferColumns::host))
+      .def_property_readonly("load_back_op", View(&ExecutionPlan::load_back, &TransferColumns::op))
+      .def_property_readonly("load_back_group", View(&ExecutionPlan::load_back, &TransferColumns::group))
+      .def_property_readonly("load_back_host", View(&ExecutionPlan::load_back, &TransferColumns::host))
+      .def_property_readonly("load_back_device", View(&ExecutionPlan::load_back, &TransferColumns::device))
+      .def_property_readonly("load_back_row", View(&ExecutionPlan::load_back, &TransferColumns::row))
+      .def_property_readonly("lookup_op", View(&ExecutionPlan::lookup, &TransferColumns::op))
+      .def_property_readonly("lookup_group", View(&ExecutionPlan::lookup, &TransferColumns::group))
+      .def_property_readonly("lookup_hash", Hashes(&ExecutionPlan::lookup))
+      .def_property_readonly("prefetch_op", View(&ExecutionPlan::prefetch, &TransferColumns::op))
+      .def_property_readonly("prefetch_group", View(&ExecutionPlan::prefetch, &TransferColumns::group))
+      .def_property_readonly("prefetch_host", View(&ExecutionPlan::prefetch, &TransferColumns::host))
+      .def_property_readonly("prefetch_hash", Hashes(&ExecutionPlan::prefetch))
+      .def_property_readonly("store_op", View(&ExecutionPlan::store, &TransferColumns::op))
+      .def_property_readonly("store_group", View(&ExecutionPlan::store, &TransferColumns::group))
+      .def_property_readonly("store_host", View(&ExecutionPlan::store, &TransferColumns::host))
+      .def_property_readonly("store_hash", Hashes(&ExecutionPlan::store));
 }
 
 }  // namespace tokenspeed::bindings

@@ -42,6 +42,7 @@ void BindRequests(py::module_& module) {
       .value("CONTINUE", Outcome::kContinue)
       .value("FINISH", Outcome::kFinish)
       .value("FAIL", Outcome::kFail)
+      .value("RELOAD", Outcome::kReload)
       .finalize();
   py::native_enum<RowRefusal>(module, "RowRefusal", "enum.IntEnum", "Why the result of a row was not taken.")
       .value("NONE", RowRefusal::kNone)
@@ -61,11 +62,12 @@ void BindRequests(py::module_& module) {
       .value("BAD_EXTRA_KEY", SubmitRefusal::kBadExtraKey)
       .value("BAD_PRIORITY", SubmitRefusal::kBadPriority)
       .value("BAD_MAX_REUSE", SubmitRefusal::kBadMaxReuse)
+      .value("BAD_RETAIN", SubmitRefusal::kBadRetain)
       .finalize();
 
   py::class_<RequestSpec>(module, "RequestSpec", "A request as it is submitted. Raises ValueError for an extra key that has not 16 bytes.")
       .def(py::init([](int64_t id, const Int32Array& tokens, int64_t max_new_tokens, const py::bytes& salt, const PyExtraKeys& extra_keys,
-                       int64_t adapter, int64_t priority, int64_t max_reuse_tokens, int64_t multimodal) {
+                       int64_t adapter, int64_t priority, int64_t max_reuse_tokens, int64_t multimodal, int64_t session, int64_t retain_us) {
              const auto span = SpanOf(tokens);
              return RequestSpec{.id = id,
                                 .tokens = {span.begin(), span.end()},
@@ -75,11 +77,13 @@ void BindRequests(py::module_& module) {
                                 .adapter = adapter,
                                 .priority = priority,
                                 .max_reuse_tokens = max_reuse_tokens,
-                                .multimodal = multimodal};
+                                .multimodal = multimodal,
+                                .session = session,
+                                .retain_us = retain_us};
            }),
            py::kw_only(), py::arg("id"), py::arg("tokens"), py::arg("max_new_tokens"), py::arg("salt") = py::bytes(),
            py::arg("extra_keys") = PyExtraKeys{}, py::arg("adapter") = 0, py::arg("priority") = 0, py::arg("max_reuse_tokens") = -1,
-           py::arg("multimodal") = 0)
+           py::arg("multimodal") = 0, py::arg("session") = -1, py::arg("retain_us") = 0)
       .def_readonly("id", &RequestSpec::id)
       .def_property_readonly("tokens", [](const RequestSpec& spec) { return CopyOf(spec.tokens); })
       .def_readonly("max_new_tokens", &RequestSpec::max_new_tokens)
@@ -87,7 +91,9 @@ void BindRequests(py::module_& module) {
       .def_readonly("adapter", &RequestSpec::adapter)
       .def_readonly("priority", &RequestSpec::priority)
       .def_readonly("max_reuse_tokens", &RequestSpec::max_reuse_tokens)
-      .def_readonly("multimodal", &RequestSpec::multimodal);
+      .def_readonly("multimodal", &RequestSpec::multimodal)
+      .def_readonly("session", &RequestSpec::session)
+      .def_readonly("retain_us", &RequestSpec::retain_us);
 
   py::class_<SubmitResult>(module, "SubmitResult", "Whether a request was accepted, and if not, why and what to do.")
       .def_property_readonly("accepted", &SubmitResult::accepted)
@@ -104,6 +110,8 @@ void BindRequests(py::module_& module) {
       .def_readonly("output_tokens", &RequestInfo::output_tokens)
       .def_readonly("computed_tokens", &RequestInfo::computed_tokens)
       .def_readonly("cached_tokens", &RequestInfo::cached_tokens)
+      .def_readonly("host_tokens", &RequestInfo::host_tokens)
+      .def_readonly("storage_tokens", &RequestInfo::storage_tokens)
       .def_readonly("retractions", &RequestInfo::retractions)
       .def_readonly("queued_us", &RequestInfo::queued_us)
       .def_readonly("first_scheduled_us", &RequestInfo::first_scheduled_us)

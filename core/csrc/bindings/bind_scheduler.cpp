@@ -33,9 +33,13 @@ py::array_t<uint8_t> CalcRollingHash(const SharedPtr& self, const Int32Array& to
   auto keys = ExtraKeysFrom(extra_keys);
   const std::vector<PageHash> hashes =
       self->Locked([&](Scheduler& scheduler) { return scheduler.CalcRollingHash(span, salt_bytes, std::move(keys), adapter); });
-  py::array_t<uint8_t> result(std::vector<py::ssize_t>{static_cast<py::ssize_t>(hashes.size()), 16});
-  if (!hashes.empty()) std::memcpy(result.mutable_data(), hashes.data(), hashes.size() * sizeof(PageHash));
-  return result;
+  return CopyOfHashes(hashes);
+}
+
+void CacheDone(const SharedPtr& self, const Int64Array& op_ids, const Int32Array& pages) {
+  const auto ids_span = SpanOf(op_ids);
+  const auto pages_span = SpanOf(pages);
+  self->Locked([&](Scheduler& scheduler) { scheduler.CacheDone(ids_span, pages_span); });
 }
 
 }  // namespace
@@ -45,6 +49,17 @@ void BindScheduler(py::module_& module) {
       .def_property_readonly("finished_ids", [](const AdvanceResult& result) { return CopyOf(result.finished_ids); })
       .def_property_readonly("finished_reasons", [](const AdvanceResult& result) { return CopyOf(result.finished_reasons); })
       .def_property_readonly("row_refusals", [](const AdvanceResult& result) { return CopyOf(result.row_refusals); });
+
+  py::class_<KvEvents>(module, "KvEvents", "What entered and left each tier, in order of mutation.")
+      .def_property_readonly("kind", [](const KvEvents& events) { return CopyOf(events.kind); })
+      .def_property_readonly("medium", [](const KvEvents& events) { return CopyOf(events.medium); })
+      .def_property_readonly("group", [](const KvEvents& events) { return CopyOf(events.group); })
+      .def_property_readonly("depth", [](const KvEvents& events) { return CopyOf(events.depth); })
+      .def_property_readonly("hash", [](const KvEvents& events) { return CopyOfHashes(events.hash); })
+      .def_property_readonly("parent", [](const KvEvents& events) { return CopyOfHashes(events.parent); })
+      .def_property_readonly("adapter", [](const KvEvents& events) { return CopyOf(events.adapter); })
+      .def_property_readonly("token_counts", [](const KvEvents& events) { return CopyOf(events.token_counts); })
+      .def_property_readonly("tokens", [](const KvEvents& events) { return CopyOf(events.tokens); });
 
   py::class_<SchedulerStats>(module, "SchedulerStats", "Counts of now, and totals since the start.")
       .def_readonly("waiting", &SchedulerStats::waiting)
@@ -70,7 +85,33 @@ void BindScheduler(py::module_& module) {
       .def_readonly("decode_tokens", &SchedulerStats::decode_tokens)
       .def_readonly("evicted_pages", &SchedulerStats::evicted_pages)
       .def_readonly("inflight_waits", &SchedulerStats::inflight_waits)
-      .def_readonly("plans", &SchedulerStats::plans);
+      .def_readonly("plans", &SchedulerStats::plans)
+      .def_readonly("host_pages_total", &SchedulerStats::host_pages_total)
+      .def_readonly("host_pages_free", &SchedulerStats::host_pages_free)
+      .def_readonly("host_pages_cached", &SchedulerStats::host_pages_cached)
+      .def_readonly("host_pages_moving", &SchedulerStats::host_pages_moving)
+      .def_readonly("prefetching", &SchedulerStats::prefetching)
+      .def_readonly("writing_back", &SchedulerStats::writing_back)
+      .def_readonly("cache_ops_in_flight", &SchedulerStats::cache_ops_in_flight)
+      .def_readonly("cache_ops_pending", &SchedulerStats::cache_ops_pending)
+      .def_readonly("sessions", &SchedulerStats::sessions)
+      .def_readonly("retained_pages", &SchedulerStats::retained_pages)
+      .def_readonly("host_hit_tokens", &SchedulerStats::host_hit_tokens)
+      .def_readonly("storage_hit_tokens", &SchedulerStats::storage_hit_tokens)
+      .def_readonly("pages_written_back", &SchedulerStats::pages_written_back)
+      .def_readonly("pages_loaded_back", &SchedulerStats::pages_loaded_back)
+      .def_readonly("pages_prefetched", &SchedulerStats::pages_prefetched)
+      .def_readonly("pages_stored", &SchedulerStats::pages_stored)
+      .def_readonly("write_backs_failed", &SchedulerStats::write_backs_failed)
+      .def_readonly("load_backs_failed", &SchedulerStats::load_backs_failed)
+      .def_readonly("prefetches_failed", &SchedulerStats::prefetches_failed)
+      .def_readonly("stores_failed", &SchedulerStats::stores_failed)
+      .def_readonly("host_evicted_pages", &SchedulerStats::host_evicted_pages)
+      .def_readonly("host_full", &SchedulerStats::host_full)
+      .def_readonly("lookups", &SchedulerStats::lookups)
+      .def_readonly("lookup_hits", &SchedulerStats::lookup_hits)
+      .def_readonly("prefetch_timeouts", &SchedulerStats::prefetch_timeouts)
+      .def_readonly("reloads", &SchedulerStats::reloads);
 
   py::class_<SharedScheduler, SharedPtr>(module, "Scheduler", "Turns requests into plans, and results into the next state of requests.")
       .def(py::init([](const SchedulerConfig& config) { return std::make_shared<SharedScheduler>(config); }), py::arg("config"))
@@ -90,6 +131,15 @@ void BindScheduler(py::module_& module) {
           py::arg("id"), py::arg("reason") = FinishReason::kAborted)
       .def("calc_rolling_hash", &CalcRollingHash, py::arg("tokens"), py::arg("salt") = py::bytes(),
            py::arg("extra_keys") = std::vector<std::pair<int64_t, py::bytes>>{}, py::arg("adapter") = 0)
+      .def("cache_done", &CacheDone, py::arg("op_ids"), py::arg("pages"))
+      .def("drain_kv_events",
+           [](const SharedPtr& self) { return self->Locked([](Scheduler& scheduler) { return scheduler.DrainKvEvents(); }); })
+      .def_property_readonly(
+          "cache_ops_in_flight",
+          [](const SharedPtr& self) { return self->Locked([](Scheduler& scheduler) { return scheduler.cache_ops_in_flight(); }); })
+      .def_property_readonly(
+          "cache_ops_pending",
+          [](const SharedPtr& self) { return self->Locked([](Scheduler& scheduler) { return scheduler.cache_ops_pending(); }); })
       .def("flush_cache", [](const SharedPtr& self) { return self->Locked([](Scheduler& scheduler) { return scheduler.FlushCache(); }); })
       .def("check_integrity", [](const SharedPtr& self) { self->Locked([](Scheduler& scheduler) { scheduler.CheckIntegrity(); }); })
       .def("stats", [](const SharedPtr& self) { return self->Locked([](Scheduler& scheduler) { return scheduler.Stats(); }); })

@@ -21,6 +21,9 @@ namespace py = pybind11;
 // No silent narrowing: an int64 array is refused, a list of ints is converted.
 using Int32Array = py::array_t<int32_t, py::array::c_style>;
 
+using Int64Array = py::array_t<int64_t, py::array::c_style>;
+
+inline std::span<const int64_t> SpanOf(const Int64Array& array) { return {array.data(), static_cast<size_t>(array.size())}; }
 inline std::span<const int32_t> SpanOf(const Int32Array& array) { return {array.data(), static_cast<size_t>(array.size())}; }
 
 // A scheduler that Python threads share: each call holds the lock, and none holds it together with the GIL.
@@ -54,6 +57,14 @@ py::array ViewOf(const Column<T>& column) {
   py::array_t<T> view(static_cast<py::ssize_t>(column.size()), column.data(), owner);
   py::detail::array_proxy(view.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
   return view;
+}
+
+// (hashes, 16) uint8.
+template <class Hashes>
+py::array_t<uint8_t> CopyOfHashes(const Hashes& hashes) {
+  py::array_t<uint8_t> result(std::vector<py::ssize_t>{static_cast<py::ssize_t>(hashes.size()), 16});
+  if (hashes.size() != 0) std::memcpy(result.mutable_data(), hashes.data(), hashes.size() * sizeof(PageHash));
+  return result;
 }
 
 template <class T>

@@ -95,6 +95,11 @@ NodePin PrefixTree::Pin(const Position& position) {
   return NodePin(this, node);
 }
 
+NodePin PrefixTree::PinAgain(const NodePin& pin) noexcept {
+  AddPin(*pin.node_);
+  return NodePin(this, pin.node_);
+}
+
 void PrefixTree::CopyPages(const NodePin& pin, int32_t* pages) noexcept {
   for (const PrefixNode* node = pin.node_; node != nullptr; node = node->parent_) {
     int32_t* out = pages + node->begin();
@@ -124,10 +129,32 @@ void PrefixTree::AddPin(PrefixNode& node) noexcept {
 }
 
 void PrefixTree::DropPin(PrefixNode& node) noexcept {
-  ++tick_;
+  node.last_use_ = ++tick_;
   --node.pins_;
   DropUser(&node);
   if (node.pins_ == 0 && node.child_count_ == 1 && &node != root_) MergeIntoOnlyChild(node);
+}
+
+void PrefixTree::ReleaseCold(NodePin pin, uint64_t last_use) noexcept {
+  PrefixNode& node = *pin.node_;
+  const bool unused = node.last_use_ == last_use && node.users_ == 1 && node.pins_ == 1 && node.child_count_ == 0;
+  if (!unused) return;
+  pin.tree_ = nullptr;  // given back here: no tick, so that nothing on the path looks fresher than it was
+  --node.pins_;
+  for (PrefixNode* at = &node; --at->users_ == 0; at = at->parent_) {
+    evictable_ += static_cast<int32_t>(at->edge_.size());
+    if (at->child_count_ == 0) ListByLastUse(*at);
+  }
+}
+
+void PrefixTree::ListByLastUse(PrefixNode& leaf) noexcept {
+  PrefixNode* before = nullptr;
+  lru_.VisitWhile([&](PrefixNode& other) {
+    if (other.last_use_ > leaf.last_use_) before = &other;
+    return before == nullptr;
+  });
+  if (before == nullptr) lru_.PushBack(leaf);
+  else lru_.InsertBefore(leaf, *before);
 }
 
 void PrefixTree::MovePin(NodePin& pin, PrefixNode& to) noexcept {
@@ -248,16 +275,17 @@ void PrefixTree::Recycle(PrefixNode& node) noexcept {
   recycled_.push_back(&node);
 }
 
-PageLease PrefixTree::EvictOne() {
+PrefixTree::Evicted PrefixTree::EvictOne() {
   assert(evictable_ > 0 && !lru_.empty());
   PrefixNode& leaf = lru_.front();
   if (leaf.edge_.size() == 1) heads_.erase(leaf.edge_.front().hash);
-  PageLease page = std::move(leaf.edge_.back().page);
+  CachedPage& last = leaf.edge_.back();
+  Evicted evicted{std::move(last.page), last.hash, leaf.end() - 1};
   leaf.edge_.pop_back();
   --evictable_;
   --pages_;
   if (leaf.edge_.empty()) Unlink(leaf);
-  return page;
+  return evicted;
 }
 
 void PrefixTree::Unlink(PrefixNode& leaf) noexcept {

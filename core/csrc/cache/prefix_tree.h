@@ -16,6 +16,7 @@
 // EvictOne O(1); a split or a merge moves the shorter part of one edge at most.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -141,8 +142,54 @@ class PrefixTree {
   // REQUIRES: pages[i] holds the content that hashes[i] names; hashes continue the chain of the pinned path.
   void Publish(NodePin& pin, std::span<const PageHash> hashes, std::span<PageLease> pages, std::vector<Replaced>& replaced);
 
-  // Gives the coldest unused page. REQUIRES: evictable() > 0.
-  [[nodiscard]] PageLease EvictOne();
+  // Takes the coldest unused page out. REQUIRES: evictable() > 0.
+  struct Evicted {
+    PageLease page;
+    PageHash hash;
+    int32_t depth;  // page index
+  };
+  [[nodiscard]] Evicted EvictOne();
+
+  // One more pin on the same path.
+  [[nodiscard]] NodePin PinAgain(const NodePin& pin) noexcept;
+  // visit(index, hash, page) for the pages [begin, pin.depth()) of the pinned path, the last first.
+  template <class Visit>
+  static void VisitPages(const NodePin& pin, int32_t begin, Visit&& visit) {
+    for (const PrefixNode* node = pin.node_; node != nullptr && node->end() > begin; node = node->parent_) {
+      for (int32_t index = node->end() - 1; index >= std::max(begin, node->begin()); --index) {
+        visit(index, node->hash_at(index), node->page_at(index));
+      }
+    }
+  }
+  // Looks at up to `pages` of the pages that would be evicted next. A pin for each leaf on which `wanted(hash)` holds for one of
+  // them, with the index of the first such page.
+  struct ColdRun {
+    NodePin pin;
+    int32_t begin;
+    uint64_t last_use;  // for ReleaseCold
+  };
+  template <class Wanted>
+  [[nodiscard]] std::vector<ColdRun> PinCold(int32_t pages, Wanted&& wanted) {
+    std::vector<std::pair<PrefixNode*, int32_t>> found;
+    lru_.VisitWhile([&](PrefixNode& leaf) {
+      const int32_t stop = std::max(leaf.begin(), leaf.end() - pages);
+      int32_t first = -1;
+      for (int32_t index = stop; index < leaf.end() && first < 0; ++index) {
+        if (wanted(leaf.hash_at(index))) first = index;
+      }
+      if (first >= 0) found.emplace_back(&leaf, first);
+      pages -= leaf.end() - stop;
+      return pages > 0;
+    });
+    std::vector<ColdRun> runs;
+    for (const auto& [leaf, first] : found) {
+      AddPin(*leaf);
+      runs.push_back({NodePin(this, leaf), first, leaf->last_use_});
+    }
+    return runs;
+  }
+  // Releases what PinCold pinned: a leaf that nobody used since goes back to where it stood in the order of eviction.
+  void ReleaseCold(NodePin pin, uint64_t last_use) noexcept;
 
   [[nodiscard]] int32_t evictable() const noexcept { return evictable_; }
   [[nodiscard]] int32_t pages() const noexcept { return pages_; }
@@ -174,6 +221,7 @@ class PrefixTree {
   void DropUser(PrefixNode* node) noexcept;
   void AddPin(PrefixNode& node) noexcept;
   void DropPin(PrefixNode& node) noexcept;
+  void ListByLastUse(PrefixNode& leaf) noexcept;
   void MovePin(NodePin& pin, PrefixNode& to) noexcept;
   void Verify(std::vector<int32_t>& pages) const;
 

@@ -13,6 +13,14 @@ struct CacheGroupConfig {
   int32_t page_size = 16;  // tokens
   int32_t num_pages = 0;
   CacheGroupKind kind = CacheGroupKind::kFull;
+  int32_t host_pages = 0;  // 0: no host tier
+};
+
+// When a page is copied to the host.
+enum class WritePolicy : int32_t {
+  kThrough = 0,    // as soon as it is published
+  kOnEvict = 1,    // when it is among the next to be evicted
+  kSelective = 2,  // when a second request uses it
 };
 
 // How much output is provided for when a request is admitted.
@@ -42,11 +50,19 @@ struct SchedulerConfig {
   AdmissionRule admission = AdmissionRule::kExpectedOutput;
   RetractionRule retraction = RetractionRule::kCheapestToRestore;
 
+  WritePolicy write_policy = WritePolicy::kThrough;
+  bool l3 = false;  // there is a store below the host tier
+  int32_t prefetch_threshold = 256;  // tokens that the store may have and the tiers above do not, from which on it is asked
+  int64_t prefetch_timeout_us = 1'000'000;  // then the request goes on with what is there
+  bool kv_events = false;
+  int32_t retain_percent = 50;  // of the device pages: what sessions may keep at a higher rank
+
   // Throws std::invalid_argument naming the field and what it may be.
   void Validate() const;
 
   // The prefill share that is left to waiting prompts however many decodes run, so that they cannot starve.
   [[nodiscard]] int32_t min_prefill_tokens() const { return groups[0].page_size < max_batched_tokens ? groups[0].page_size : max_batched_tokens; }
+  [[nodiscard]] bool has_host_tier() const { return groups[0].host_pages > 0; }
   // No plan has more tokens than this: what the executor's buffers must hold.
   [[nodiscard]] int32_t max_step_tokens() const {
     const int32_t with_decodes = max_num_seqs * max_row_width + min_prefill_tokens();

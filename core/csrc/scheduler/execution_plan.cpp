@@ -23,6 +23,7 @@ void ExecutionPlan::Clear(int64_t id) {
   prefix_intervals.Clear();
   retracted_ids.Clear();
   finished_ids.Clear();
+  for (TransferColumns* columns : {&write_back, &load_back, &lookup, &prefetch, &store}) columns->Clear();
 }
 
 }  // namespace tokenspeed

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cache/page_hash.h"
 #include "scheduler/config.h"
 #include "scheduler/row_order.h"
 #include "support/column.h"
@@ -20,6 +21,24 @@ enum RowFlags : int32_t {
 };
 
 inline constexpr int32_t kUnknownToken = -1;  // sampled by a step in flight, or a draft: read it on the device
+
+// Pages that move between two places: an entry a page, an op a run of entries. Columns that a kind does not use stay empty.
+struct TransferColumns {
+  Column<int64_t> op;
+  Column<int32_t> group;
+  Column<int32_t> device;
+  Column<int32_t> host;
+  Column<int32_t> row;     // load back: the row that needs the page, -1 where none does
+  Column<PageHash> hash;   // to and from the store
+  void Clear() noexcept {
+    op.Clear();
+    group.Clear();
+    device.Clear();
+    host.Clear();
+    row.Clear();
+    hash.Clear();
+  }
+};
 
 struct ExecutionPlan {
   int64_t plan_id = -1;  // none yet
@@ -46,6 +65,12 @@ struct ExecutionPlan {
   Column<int64_t> retracted_ids;
   Column<int64_t> finished_ids;
   Column<int32_t> finished_reasons;
+  // Transfers to be started, each answered by CacheDone.
+  TransferColumns write_back;
+  TransferColumns load_back;
+  TransferColumns lookup;
+  TransferColumns prefetch;
+  TransferColumns store;
 
   void Reserve(const SchedulerConfig& config);
   void Clear(int64_t id);

@@ -32,6 +32,8 @@ struct RequestSpec {
   int64_t priority = 0;           // smaller is served earlier
   int64_t max_reuse_tokens = -1;  // -1: no bound
   int64_t multimodal = 0;         // opaque
+  int64_t session = -1;           // -1: none
+  int64_t retain_us = 0;          // how long its prefix is kept above others after a good end
 };
 
 // The order in which requests are served: by priority, aged by waiting, then by arrival. Linear ageing keeps the order of any two
@@ -54,6 +56,9 @@ struct Request : PrefixWaiter {
   int32_t priority = 0;
   int64_t max_reuse_tokens = -1;
   int64_t multimodal = 0;
+  int64_t adapter = 0;
+  int64_t session = -1;
+  int64_t retain_us = 0;
 
   PageHash seed;
   std::vector<ExtraKey> extra_keys;  // sorted
@@ -71,13 +76,27 @@ struct Request : PrefixWaiter {
   int64_t held_in = 0;    // the plan that chose it for retraction and left it out, so that its step in flight can end
   bool new_in_slot = false;
 
+  // Transfers between the tiers.
+  int32_t writes = 0;              // copies to the host that were begun for it and have not ended
+  int64_t load_op = -1;            // brings its prefix back from the host
+  bool load_unsettled = false;     // the row that reads what it brings was not advanced yet
+  bool load_failed = false;        // it failed before that row was advanced
+  int32_t first_load_tokens = 0;   // what it brings counts as a hit of the first admission
+  int32_t fetch_begin = 0;         // pages that the store below brought for it: [fetch_begin, fetch_end)
+  int32_t fetch_end = 0;
+
   // Waiting.
   PrefixTree::Position hint;  // deepest match seen
+  int32_t reach = 0;          // pages of the match with what the host has below it
+  int32_t reach_from = 0;     // where that part began when it was looked up
+  uint64_t reach_discards = 0;  // HostCache::discards() then
   int32_t overtaken = 0;      // by requests behind it
   int32_t progress_mark = 0;  // computed tokens that make it a fair victim again after a resumption
 
   // Statistics.
   int32_t cached_tokens = -1;  // at first admission; -1 before
+  int32_t host_tokens = 0;     // of those, loaded back from the host
+  int32_t storage_tokens = 0;  // of those, brought by the store below for this request
   int32_t retractions = 0;
   int64_t queued_us = 0;
   int64_t first_scheduled_us = -1;

@@ -16,6 +16,7 @@ SchedulerConfig Validated(SchedulerConfig config) {
 }
 
 constexpr int64_t kMaxPriority = 1'000'000;
+constexpr int64_t kMaxRetainUs = 86'400'000'000;  // a day
 
 }  // namespace
 
@@ -24,8 +25,10 @@ Scheduler::Scheduler(SchedulerConfig config)
       page_size_(config_.groups[0].page_size),
       admission_(MakeAdmissionPolicy(config_.admission)),
       retraction_(MakeRetractionPolicy(config_.retraction)),
+      events_(config_.kv_events),
       pages_(config_.groups[0].num_pages),
       slots_(config_.max_num_seqs),
+      host_(config_.groups[0].host_pages, events_),
       occupancy_(static_cast<size_t>(config_.max_num_seqs), 0) {
   for (ExecutionPlan& plan : plans_) plan.Reserve(config_);
   decoding_.reserve(static_cast<size_t>(config_.max_num_seqs));
@@ -74,6 +77,11 @@ SubmitResult Scheduler::Check(const RequestSpec& spec) const {
     return refuse(SubmitRefusal::kBadMaxReuse,
                   "max_reuse_tokens is " + number(spec.max_reuse_tokens) + "; it must be -1 (no bound) or a number of tokens");
   }
+  if (spec.session < -1 || spec.retain_us < 0 || spec.retain_us > kMaxRetainUs || (spec.session < 0 && spec.retain_us > 0)) {
+    return refuse(SubmitRefusal::kBadRetain, "session is " + number(spec.session) + " and retain_us is " + number(spec.retain_us) +
+                                                 "; retain_us must be from 0 to " + number(kMaxRetainUs) +
+                                                 ", and 0 without a session (a number from 0 on)");
+  }
   return {};
 }
 
@@ -88,6 +96,9 @@ void Scheduler::Accept(RequestSpec spec) {
   request->priority = static_cast<int32_t>(spec.priority);
   request->max_reuse_tokens = spec.max_reuse_tokens;
   request->multimodal = spec.multimodal;
+  request->adapter = spec.adapter;
+  request->session = spec.session;
+  request->retain_us = spec.retain_us;
   request->queued_us = now_us_;
   if (config_.enable_prefix_caching) {
     request->extra_keys = std::move(spec.extra_keys);
@@ -95,8 +106,8 @@ void Scheduler::Accept(RequestSpec spec) {
     request->seed = SeedHash(page_size_, spec.adapter, spec.salt);
     request->hashes = HashPages(request->seed, page_size_, request->prompt, request->extra_keys);
   }
-  waiting_.emplace(request->order, request.get());
   ++state_counts_[static_cast<size_t>(StateName::kSubmitted)];
+  Request& accepted = *request;
 
   auto& place = requests_[spec.id];
   if (place != nullptr) {  // a finished request of the same id gives way
@@ -104,6 +115,8 @@ void Scheduler::Accept(RequestSpec spec) {
     --state_counts_[static_cast<size_t>(StateName::kFinished)];
   }
   place = std::move(request);
+  AskStoreFor(accepted);
+  if (NameOf(accepted.state) == StateName::kSubmitted) waiting_.emplace(accepted.order, &accepted);
 }
 
 std::vector<SubmitResult> Scheduler::SubmitRequests(std::vector<RequestSpec> specs, int64_t now_us) {
@@ -153,8 +166,14 @@ void Scheduler::Report(const Request& request, FinishReason reason) {
 void Scheduler::Finish(Request& request, FinishReason reason) {
   ForgetRunning(request);
   Report(request, reason);
-  if (request.inflight_rows > 0) {
-    Apply(request, EndInFlight{reason});
+  if (request.inflight_rows > 0) Apply(request, EndInFlight{reason});
+  else EndNow(request, reason);
+}
+
+void Scheduler::EndNow(Request& request, FinishReason reason) {
+  if (request.writes > 0) {
+    Apply(request, EndWriting{reason});
+    request.DropTokens();
   } else {
     Apply(request, End{reason});
     Retire(request);
@@ -183,12 +202,13 @@ AbortRefusal Scheduler::AbortRequest(int64_t id, FinishReason reason) {
   const StateName before = NameOf(request.state);
   if (request.inflight_rows > 0) {
     if (!Apply(request, AbortInFlight{reason})) return before == StateName::kAborting ? AbortRefusal::kAborting : AbortRefusal::kFinished;
-    ForgetRunning(request);
+    if (before != StateName::kRetracting) ForgetRunning(request);
   } else {
     if (!Apply(request, Abort{reason})) return AbortRefusal::kFinished;
     inflight_prefixes_.Unpark(request);
-    if (before == StateName::kSubmitted || before == StateName::kRetracted) waiting_.erase(request.order);
-    else ForgetRunning(request);
+    const bool running = before == StateName::kPrefilling || before == StateName::kPrefillDone || before == StateName::kDecoding;
+    if (running) ForgetRunning(request);
+    else waiting_.erase(request.order);  // where it stands there: not while the store is asked, or while it is being retracted
     Report(request, reason);
     Retire(request);
   }
@@ -209,7 +229,15 @@ void Scheduler::QueueWoken() {
 PageLease Scheduler::TakePage() {
   if (pages_.available() > 0) return pages_.Take();
   ++totals_.evicted_pages;
-  return tree_.EvictOne();
+  PageLease page;
+  EvictOne(page);
+  return page;
+}
+
+void Scheduler::EvictOne(PageLease& page) {
+  PrefixTree::Evicted evicted = tree_.EvictOne();
+  events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
+  page = std::move(evicted.page);
 }
 
 void Scheduler::GrowTail(Residence& residence, int32_t pages) {
@@ -221,9 +249,16 @@ void Scheduler::GrowTail(Residence& residence, int32_t pages) {
 }
 
 int32_t Scheduler::FlushCache() {
-  const int32_t dropped = tree_.evictable();
-  for (int32_t i = 0; i < dropped; ++i) (void)tree_.EvictOne();
-  return dropped;
+  const int32_t device = tree_.evictable();
+  const int32_t host = host_.ready();
+  const bool all = device == tree_.pages();
+  for (int32_t i = 0; i < device; ++i) {
+    const PrefixTree::Evicted evicted = tree_.EvictOne();
+    if (!all) events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
+  }
+  host_.Flush(!all);
+  if (all && device + host > 0) events_.Cleared();
+  return device + host;
 }
 
 std::vector<PageHash> Scheduler::CalcRollingHash(std::span<const int32_t> tokens, std::string_view salt, std::vector<ExtraKey> extra_keys,
@@ -240,6 +275,7 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
                                 std::to_string(config_.overlap_depth) + "; advance plan " + std::to_string(steps_.front().plan_id) + " first");
   }
   now_us_ = std::max(now_us_, now_us);
+  ExpireFetches();
   const int64_t id = next_plan_id_++;
   // Neither the plan before nor one in flight is written over.
   const auto readable = [&](const ExecutionPlan& plan) {
@@ -259,6 +295,8 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
     spare_rows_.pop_back();
   }
 
+  for (const int64_t reloaded : reloaded_) plan_->retracted_ids.Push(reloaded);
+  reloaded_.clear();
   ReserveDecodes();
   QueueWoken();  // those who waited for a request that has just been retracted
   int32_t decode_tokens = 0;
@@ -280,6 +318,7 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
     plan_->finished_reasons.Push(static_cast<int32_t>(reason));
   }
   ended_.clear();
+  BeginTransfers();
 
   const int32_t decodes = plan_->num_rows() - plan_->num_extend_rows;
   plan_->mode = plan_->num_extend_rows > 0 ? (decodes > 0 ? ForwardMode::kMixed : ForwardMode::kExtend)
@@ -299,11 +338,12 @@ void Scheduler::AddRow(Request& request, const Residence& residence, int32_t tok
   plan_->query_lens.Push(tokens);
   plan_->flags.Push((samples ? kSamples : 0) | (request.new_in_slot ? kNewInSlot : 0));
   plan_->output_lens.Push(request.outputs_upper());
+  const bool loads = request.new_in_slot && residence.loading > 0;
   request.new_in_slot = false;
   ++request.inflight_rows;
   request.inflight_tokens += tokens;
   if (samples) request.inflight_outputs += extend ? 1 : tokens;
-  step_->rows.push_back({&request, tokens, samples, extend});
+  step_->rows.push_back({&request, tokens, samples, extend, loads});
 }
 
 }  // namespace tokenspeed

@@ -7,7 +7,8 @@
 //
 // Who owns what: the scheduler owns the pools, the tree, every request and the plan buffers. Every page is in one place:
 //
-//     free in the pool | cached in the tree | in the tail of one residence | deferred until a step in flight has ended
+//     free in the pool | cached in the tree | in the tail of one residence | deferred until a step in flight has ended |
+//     in a load back
 //
 // A plan costs O(rows + changes): nothing in it walks the cached pages, the context of a row or the queue.
 #pragma once
@@ -15,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,8 +24,11 @@
 #include <utility>
 #include <vector>
 
+#include "cache/host_cache.h"
+#include "cache/kv_events.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_tree.h"
+#include "scheduler/cache_ops.h"
 #include "scheduler/config.h"
 #include "scheduler/execution_plan.h"
 #include "scheduler/inflight_prefixes.h"
@@ -62,8 +67,15 @@ class Scheduler {
 
   [[nodiscard]] std::vector<PageHash> CalcRollingHash(std::span<const int32_t> tokens, std::string_view salt,
                                                       std::vector<ExtraKey> extra_keys, int64_t adapter) const;
-  // Drops every cached page that no request uses; returns how many.
+  // Answers transfers: pages[i] is how many leading pages of op_ids[i] are good. All of them is success; what is not good is a miss.
+  // Throws std::invalid_argument, with nothing changed, for an op that is not in flight or a count that it does not have.
+  void CacheDone(std::span<const int64_t> op_ids, std::span<const int32_t> pages);
+
+  // Drops every cached page that nothing uses, on the device and on the host; returns how many.
   int32_t FlushCache();
+
+  // What entered and left each tier since the last call. Empty unless config().kv_events.
+  [[nodiscard]] KvEvents DrainKvEvents() { return events_.Drain(); }
 
   // Throws std::logic_error naming what is wrong.
   void CheckIntegrity() const;
@@ -71,9 +83,17 @@ class Scheduler {
   [[nodiscard]] SchedulerStats Stats() const;
   [[nodiscard]] std::optional<RequestInfo> InfoOf(int64_t id) const;
   [[nodiscard]] bool HasWork() const noexcept { return LiveRequests() > 0; }
-  [[nodiscard]] int64_t NumWaiting() const noexcept { return In(StateName::kSubmitted) + In(StateName::kRetracted); }
+  [[nodiscard]] int64_t NumWaiting() const noexcept {
+    return In(StateName::kSubmitted) + In(StateName::kPrefetching) + In(StateName::kPrefetchDone) + In(StateName::kRetracting) +
+           In(StateName::kRetracted);
+  }
   [[nodiscard]] int64_t NumRunning() const noexcept {
     return In(StateName::kPrefilling) + In(StateName::kPrefillDone) + In(StateName::kDecoding);
+  }
+  [[nodiscard]] int64_t cache_ops_in_flight() const noexcept { return static_cast<int64_t>(ops_.size()); }
+  // Transfers decided on that stand in no plan yet.
+  [[nodiscard]] int64_t cache_ops_pending() const noexcept {
+    return static_cast<int64_t>(pending_writes_.size() + pending_lookups_.size() + pending_prefetches_.size() + pending_stores_.size());
   }
   [[nodiscard]] int32_t plans_in_flight() const noexcept { return static_cast<int32_t>(steps_.size()); }
   [[nodiscard]] const SchedulerConfig& config() const noexcept { return config_; }
@@ -85,6 +105,7 @@ class Scheduler {
     int32_t tokens;
     bool samples;
     bool extend;
+    bool loads;  // the first row after an admission that loads a prefix back
   };
   struct Step {
     int64_t plan_id;
@@ -102,6 +123,8 @@ class Scheduler {
   void Finish(Request& request, FinishReason reason);
   void ForgetRunning(Request& request);
   void CompactDecodes();
+  // REQUIRES: no step of it in flight, and it has left the running.
+  void EndNow(Request& request, FinishReason reason);
   void Retire(Request& request);
   void Report(const Request& request, FinishReason reason);
   void QueueWoken();
@@ -113,7 +136,8 @@ class Scheduler {
   void SettleShortage(int32_t need);
   // The best one to retract, or nullptr. `fair_only`: not one that has made no progress since its resumption.
   Request* PickVictim(bool fair_only);
-  void RetractRequest(Request& request);
+  // Returns the pages that become available later, when they have been copied to the host.
+  int32_t RetractRequest(Request& request);
   void ArrangeDecodes();
   void PlanDecodes();
   [[nodiscard]] Request* OldestRunning() const;
@@ -129,6 +153,8 @@ class Scheduler {
   bool ParkIfComputing(Request& request);
   [[nodiscard]] bool CanAdmit(Request& request);
   void AdmitRequest(Request& request);
+  // Begins to bring pages [from, to) of its prefix back from the host.
+  void LoadBack(Request& request, Residence& residence, int32_t from, int32_t to);
   void MeasureRoom();
   [[nodiscard]] int32_t MatchLimit(const Request& request) const;
   [[nodiscard]] int32_t GrowthPages(const Request& request) const;
@@ -137,11 +163,40 @@ class Scheduler {
   RowRefusal Settle(Request& request, const StepRow& row, int32_t count, const int32_t* tokens, int32_t outcome);
   [[nodiscard]] RowRefusal CheckResult(const StepRow& row, int32_t count, const int32_t* tokens, int32_t outcome) const;
   void Publish(Request& request, Residence& residence);
+  void RecordStored(const Request& request, int32_t begin, int32_t end);
+  void LastStepEnded(Request& request, StateName name);
+
+  // ---- scheduler_cache.cpp: transfers between the tiers ----
+  [[nodiscard]] Request* Find(const RequestKey& key) const;
+  // Copies pages [begin, pin.depth()) of the pinned path to the host, those that it has not, from the next plan on.
+  void QueueWrite(Request* owner, const NodePin& pin, int32_t begin);
+  [[nodiscard]] int32_t MissingOnHost(const NodePin& pin, int32_t begin) const;
+  // Pages that copies to the host keep, and that no running request will have afterwards; at most this many.
+  [[nodiscard]] int32_t PagesLeaving() const;
+  [[nodiscard]] bool AnyMoving() const;
+  void BeginTransfers();
+  void BeginWrites();
+  void BeginLookups();
+  void BeginPrefetches();
+  void BeginStores();
+  void QueueColdWrites();
+  void Answer(int64_t id, WriteBackOp& op, int32_t pages);
+  void Answer(int64_t id, LoadBackOp& op, int32_t pages);
+  void Answer(int64_t id, LookupOp& op, int32_t pages);
+  void Answer(int64_t id, PrefetchOp& op, int32_t pages);
+  void Answer(int64_t id, StoreOp& op, int32_t pages);
+  void WriteEnded(const RequestKey& owner);
+  // Its prefix did not come back from the host: it gives everything up and computes.
+  void Reload(Request& request);
+  void AskStoreFor(Request& request);
+  void EndFetch(Request& request);
+  void ExpireFetches();
 
   [[nodiscard]] int32_t PagesFor(int32_t tokens) const noexcept { return (tokens + page_size_ - 1) / page_size_; }
   [[nodiscard]] int32_t Available() const noexcept { return pages_.available() + tree_.evictable(); }
   // REQUIRES: Available() > 0.
   [[nodiscard]] PageLease TakePage();
+  void EvictOne(PageLease& page);
   void GrowTail(Residence& residence, int32_t pages);
   void AddRow(Request& request, const Residence& residence, int32_t tokens, bool samples, bool extend);
 
@@ -151,13 +206,41 @@ class Scheduler {
   const RetractionPolicy retraction_;
 
   // Declared before everything that holds a lease on them.
+  KvEventLog events_;
   PagePool pages_;
   SlotPool slots_;
+  HostCache host_;
   PrefixTree tree_;
   InflightPrefixes inflight_prefixes_;
 
   // Pages given up while a step in flight reads them: free once that plan is advanced.
   std::deque<std::pair<int64_t, PageLease>> deferred_;
+
+  // Transfers in flight by id, and those that the next plan begins.
+  std::map<int64_t, CacheOp> ops_;
+  struct PendingWrite {
+    RequestKey owner;
+    NodePin pin;
+    int32_t begin;
+    uint64_t cold_since;
+  };
+  struct PendingFetch {
+    RequestKey owner;
+    int32_t begin;
+    int32_t end;
+  };
+  std::vector<PendingWrite> pending_writes_;
+  std::vector<PendingFetch> pending_lookups_;
+  std::vector<PendingFetch> pending_prefetches_;
+  std::deque<PageHash> pending_stores_;
+  int64_t next_op_ = 1;
+  int64_t moving_ = 0;  // of those in flight: between host and device
+  struct Deadline {
+    int64_t at_us;
+    RequestKey request;
+  };
+  std::deque<Deadline> fetch_deadlines_;  // the earliest first: all wait equally long
+  std::vector<int64_t> reloaded_;         // told of by the next plan
 
   std::unordered_map<int64_t, std::unique_ptr<Request>> requests_;
   std::deque<std::pair<int64_t, uint64_t>> retired_;  // finished ones still known, oldest first: (id, arrival)
@@ -204,6 +287,7 @@ class Scheduler {
   std::vector<Request*> rows_scratch_;
   std::vector<int32_t> index_scratch_;
   std::vector<PrefixTree::Replaced> replaced_scratch_;
+  std::vector<PageHash> hash_scratch_;
 };
 
 template <class Event>

@@ -57,8 +57,9 @@ AdvanceResult Scheduler::Advance(int64_t plan_id, std::span<const int32_t> count
 }
 
 RowRefusal Scheduler::CheckResult(const StepRow& row, int32_t count, const int32_t* tokens, int32_t outcome) const {
-  const bool known_outcome = outcome >= static_cast<int32_t>(Outcome::kContinue) && outcome <= static_cast<int32_t>(Outcome::kFail);
+  const bool known_outcome = outcome >= static_cast<int32_t>(Outcome::kContinue) && outcome <= static_cast<int32_t>(Outcome::kReload);
   if (!known_outcome) return RowRefusal::kBadOutcome;
+  if (outcome == static_cast<int32_t>(Outcome::kReload)) return RowRefusal::kBadOutcome;  // nothing was to come, or it did come
   if (outcome == static_cast<int32_t>(Outcome::kFail)) return RowRefusal::kNone;
   if (!row.samples) {
     if (count != 0) return RowRefusal::kBadCount;
@@ -71,17 +72,39 @@ RowRefusal Scheduler::CheckResult(const StepRow& row, int32_t count, const int32
   return RowRefusal::kNone;
 }
 
+// REQUIRES: it is leaving, and its last step in flight has just ended.
+void Scheduler::LastStepEnded(Request& request, StateName name) {
+  if (name == StateName::kRetracting) {
+    std::get<Retracting>(request.state).residence = {};
+    if (request.writes == 0) {
+      Apply(request, Released{});
+      waiting_.emplace(request.order, &request);
+    }
+  } else if (name == StateName::kDraining && request.writes > 0) {
+    Apply(request, StepEndedWriting{});
+    request.DropTokens();
+  } else {
+    Apply(request, StepEnded{});
+    if (name == StateName::kAborting) Report(request, std::get<Finished>(request.state).reason);
+    Retire(request);
+  }
+}
+
 RowRefusal Scheduler::Settle(Request& request, const StepRow& row, int32_t count, const int32_t* tokens, int32_t outcome) {
   const StateName name = NameOf(request.state);
-  if (name == StateName::kDraining || name == StateName::kAborting) {
-    if (request.inflight_rows == 0) {
-      Apply(request, StepEnded{});
-      if (name == StateName::kAborting) Report(request, std::get<Finished>(request.state).reason);
-      Retire(request);
-    }
+  if (name == StateName::kDraining || name == StateName::kAborting || name == StateName::kRetracting) {
+    if (request.inflight_rows == 0) LastStepEnded(request, name);
     return RowRefusal::kLate;
   }
 
+  if (row.loads) {
+    const bool told = outcome == static_cast<int32_t>(Outcome::kReload);
+    if (request.load_failed || (told && request.load_op >= 0)) {
+      Reload(request);
+      return told ? RowRefusal::kNone : RowRefusal::kLate;
+    }
+    request.load_unsettled = false;
+  }
   const RowRefusal refusal = CheckResult(row, count, tokens, outcome);
   if (refusal != RowRefusal::kNone || outcome == static_cast<int32_t>(Outcome::kFail)) {
     Finish(request, FinishReason::kFailed);  // what the step wrote is not published
@@ -97,7 +120,7 @@ RowRefusal Scheduler::Settle(Request& request, const StepRow& row, int32_t count
   Residence& residence = *ResidenceOf(request.state);
   if (!row.extend && count < row.tokens) {
     // Pages past what was accepted go back, except those that a step in flight may write.
-    const int32_t keep = std::max(0, PagesFor(request.upper()) - residence.prefix.depth());
+    const int32_t keep = std::max(0, PagesFor(request.upper()) - residence.prefix.depth() - residence.loading);
     if (residence.tail.size() > static_cast<size_t>(keep)) residence.tail.resize(static_cast<size_t>(keep));
   }
   if (config_.enable_prefix_caching) Publish(request, residence);
@@ -115,7 +138,7 @@ RowRefusal Scheduler::Settle(Request& request, const StepRow& row, int32_t count
 void Scheduler::Publish(Request& request, Residence& residence) {
   const int32_t full = request.computed / page_size_;
   const int32_t first = residence.prefix.depth();
-  if (full <= first) return;
+  if (full <= first || residence.loading > 0) return;  // what comes back from the host is published first
   request.ExtendHashes(page_size_);
   const auto count = static_cast<size_t>(full - first);
   const std::span<const PageHash> hashes(request.hashes.data() + first, count);
@@ -123,6 +146,8 @@ void Scheduler::Publish(Request& request, Residence& residence) {
   residence.tail.erase(residence.tail.begin(), residence.tail.begin() + static_cast<ptrdiff_t>(count));
   if (auto* prefilling = std::get_if<Prefilling>(&request.state)) prefilling->claim.Advance(full);
   if (auto* done = std::get_if<PrefillDone>(&request.state)) done->claim.Advance(full);
+  if (events_.on()) RecordStored(request, first + static_cast<int32_t>(replaced_scratch_.size()), full);
+  if (config_.write_policy == WritePolicy::kThrough) QueueWrite(&request, residence.prefix, first);
 
   if (replaced_scratch_.empty()) return;
   // Another request had published the same pages: the table turns to those, and its own go back when no step reads them any more.
@@ -133,6 +158,15 @@ void Scheduler::Publish(Request& request, Residence& residence) {
     if (request.inflight_rows > 0) deferred_.emplace_back(steps_.back().plan_id, std::move(replaced.duplicate));
   }
   replaced_scratch_.clear();
+}
+
+void Scheduler::RecordStored(const Request& request, int32_t begin, int32_t end) {
+  std::vector<int32_t> tokens(static_cast<size_t>(page_size_));
+  for (int32_t index = begin; index < end; ++index) {
+    request.CopyTokens(index * page_size_, page_size_, tokens.data());
+    const auto at = static_cast<size_t>(index);
+    events_.Stored(KvMedium::kDevice, request.hashes[at], index > 0 ? request.hashes[at - 1] : PageHash{}, index, request.adapter, tokens);
+  }
 }
 
 }  // namespace tokenspeed

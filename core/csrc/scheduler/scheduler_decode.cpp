@@ -58,7 +58,7 @@ void Scheduler::ReserveDecodes() {
 // Two that share every page give nothing back one by one, and everything together. The last pass therefore takes those too: each turn
 // takes one request out of the running, so it ends with enough pages or with the oldest alone, which then has the pool to itself.
 void Scheduler::SettleShortage(int32_t need) {
-  int32_t promised = 0;
+  int32_t promised = PagesLeaving();
   const auto retract_until_enough = [&](bool fair_only) {
     while (need > Available() + promised) {
       Request* victim = PickVictim(fair_only);
@@ -66,7 +66,7 @@ void Scheduler::SettleShortage(int32_t need) {
       if (victim->width > 0) need -= victim->page_need;
       victim->width = 0;
       if (victim->inflight_rows == 0) {
-        RetractRequest(*victim);
+        promised += RetractRequest(*victim);
       } else {
         victim->held_in = next_plan_id_ - 1;
         const Residence& residence = *ResidenceOf(victim->state);
@@ -107,6 +107,7 @@ Request* Scheduler::PickVictim(bool fair_only) {
     if (request == nullptr || request == oldest || request->held_in == plan) return;
     if (fair_only && request->computed < request->progress_mark) return;
     const Residence& residence = *ResidenceOf(request->state);
+    if (residence.loading > 0) return;  // its pages belong to the transfer
     const int32_t exclusive = PrefixTree::ExclusivePages(residence.prefix);
     const int32_t gain = exclusive + static_cast<int32_t>(residence.tail.size()) + (request->width > 0 ? request->page_need : 0);
     if (gain == 0 && fair_only) return;
@@ -125,19 +126,34 @@ Request* Scheduler::PickVictim(bool fair_only) {
 }
 
 // REQUIRES: running, no step of it in flight.
-void Scheduler::RetractRequest(Request& request) {
+int32_t Scheduler::RetractRequest(Request& request) {
   ForgetRunning(request);
+  int32_t later = 0;
+  if (host_.on()) {
+    // What nobody else keeps is copied to the host before it may go.
+    const Residence& residence = *ResidenceOf(request.state);
+    const int32_t exclusive = PrefixTree::ExclusivePages(residence.prefix);
+    const int32_t begin = residence.prefix.depth() - exclusive;
+    if (MissingOnHost(residence.prefix, begin) > 0) QueueWrite(&request, residence.prefix, begin);
+    if (request.writes > 0) later = exclusive;
+  }
   request.progress_mark = std::max(request.progress_mark, request.computed + page_size_);
   request.computed = 0;
   request.width = 0;
   request.overtaken = 0;
   request.hint = {};
+  request.reach = 0;
   ++request.retractions;
   ++totals_.retractions;
   request.retracted_since_us = now_us_;
-  Apply(request, Retract{});
-  waiting_.emplace(request.order, &request);
+  if (request.writes > 0) {
+    Apply(request, RetractLater{});
+  } else {
+    Apply(request, Retract{});
+    waiting_.emplace(request.order, &request);
+  }
   plan_->retracted_ids.Push(request.id);
+  return later;
 }
 
 void Scheduler::ArrangeDecodes() {

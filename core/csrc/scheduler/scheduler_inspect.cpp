@@ -9,17 +9,26 @@ namespace tokenspeed {
 
 SchedulerStats Scheduler::Stats() const {
   SchedulerStats stats = totals_;
-  stats.waiting = In(StateName::kSubmitted);
+  stats.prefetching = In(StateName::kPrefetching);
+  stats.waiting = In(StateName::kSubmitted) + stats.prefetching + In(StateName::kPrefetchDone);
   stats.running = NumRunning();
   stats.leaving = In(StateName::kDraining) + In(StateName::kAborting);
-  stats.retracted = In(StateName::kRetracted);
-  stats.parked = stats.waiting + stats.retracted - static_cast<int64_t>(waiting_.size());
+  stats.retracted = In(StateName::kRetracted) + In(StateName::kRetracting);
+  stats.writing_back = In(StateName::kWritingBack);
+  stats.parked = stats.waiting + In(StateName::kRetracted) - stats.prefetching - static_cast<int64_t>(waiting_.size());
   stats.slots_free = slots_.available();
   const int64_t cached = tree_.evictable();
   stats.pages_total = {pages_.total()};
   stats.pages_free = {pages_.available()};
   stats.pages_cached = {cached};
   stats.pages_active = {pages_.total() - pages_.available() - cached};
+  stats.host_pages_total = {host_.total()};
+  stats.host_pages_free = {host_.available()};
+  stats.host_pages_cached = {host_.ready()};
+  stats.host_pages_moving = {host_.pinned()};
+  stats.host_evicted_pages = host_.evicted();
+  stats.cache_ops_in_flight = cache_ops_in_flight();
+  stats.cache_ops_pending = cache_ops_pending();
   stats.expected_output = output_lengths_.Mean();
   return stats;
 }
@@ -33,12 +42,15 @@ std::optional<RequestInfo> Scheduler::InfoOf(int64_t id) const {
   info.state = NameOf(request.state);
   if (const auto* finished = std::get_if<Finished>(&request.state)) info.finish_reason = finished->reason;
   if (const auto* draining = std::get_if<Draining>(&request.state)) info.finish_reason = draining->reason;
+  if (const auto* writing = std::get_if<WritingBack>(&request.state)) info.finish_reason = writing->reason;
   info.priority = request.priority;
   info.multimodal = request.multimodal;
   info.prompt_tokens = request.prompt_tokens;
   info.output_tokens = request.output_tokens;
   info.computed_tokens = request.computed;
   info.cached_tokens = request.cached_tokens < 0 ? 0 : request.cached_tokens;
+  info.host_tokens = request.host_tokens;
+  info.storage_tokens = request.storage_tokens;
   info.retractions = request.retractions;
   info.queued_us = request.queued_us;
   info.first_scheduled_us = request.first_scheduled_us;
@@ -58,6 +70,26 @@ void Scheduler::CheckIntegrity() const {
   for (const int32_t page : pages_.free_ids()) own(page, "the free list");
   tree_.CheckIntegrity([&](int32_t page) { own(page, "the prefix tree"); });
   for (const auto& [plan, lease] : deferred_) own(lease.id(), "a deferred release");
+  std::unordered_map<int32_t, int32_t> host_pins;
+  std::unordered_map<const Request*, int32_t> writes;
+  int64_t moving = 0;
+  for (const auto& [id, op] : ops_) {
+    std::visit(
+        [&](const auto& concrete) {
+          if constexpr (requires { concrete.host; }) {
+            for (const HostPin& pin : concrete.host) ++host_pins[pin.page()];
+          }
+        },
+        op);
+    moving += std::holds_alternative<WriteBackOp>(op) || std::holds_alternative<LoadBackOp>(op) ? 1 : 0;
+    if (const auto* write = std::get_if<WriteBackOp>(&op)) ++writes[Find(write->owner)];
+    if (const auto* load = std::get_if<LoadBackOp>(&op)) {
+      for (const PageLease& page : load->device) own(page.id(), "a load back");
+    }
+  }
+  require(moving == moving_, "the transfers between host and device are miscounted");
+  for (const PendingWrite& write : pending_writes_) ++writes[Find(write.owner)];
+  host_.CheckIntegrity(host_pins);
 
   std::unordered_set<int32_t> slots(slots_.free_ids().begin(), slots_.free_ids().end());
   const auto free_slots = static_cast<int32_t>(slots.size());
@@ -76,14 +108,19 @@ void Scheduler::CheckIntegrity() const {
     const auto rows = rows_in_flight.find(&request);
     require(request.inflight_rows == (rows == rows_in_flight.end() ? 0 : rows->second), who + "its rows in flight are miscounted");
     const bool queued = waiting_.contains(request.order);
-    const bool waits = name == StateName::kSubmitted || name == StateName::kRetracted;
+    const bool waits = name == StateName::kSubmitted || name == StateName::kPrefetchDone || name == StateName::kRetracted;
     require(waits == (queued || request.parked()) && !(queued && request.parked()), who + "it is not in exactly one place to wait");
     require((name == StateName::kPrefilling) == prefilling_.contains(request.order), who + "its place among the prefills is wrong");
     const bool decodes = name == StateName::kPrefillDone || name == StateName::kDecoding;
     require(decodes == (request.row >= 0), who + "its place among the decodes is wrong");
     if (decodes) require(decoding_[static_cast<size_t>(request.row)] == &request, who + "another stands in its place");
-    const bool leaving = name == StateName::kDraining || name == StateName::kAborting;
-    if (leaving || name == StateName::kPrefillDone) require(request.inflight_rows > 0, who + "it waits for a step that does not exist");
+    const auto copies = writes.find(&request);
+    require(request.writes == (copies == writes.end() ? 0 : copies->second), who + "its copies to the host are miscounted");
+    require(name != StateName::kWritingBack || request.writes > 0, who + "it waits for a copy that does not exist");
+    require(name != StateName::kRetracting || request.writes + request.inflight_rows > 0, who + "it waits for nothing");
+    const bool draining = name == StateName::kDraining || name == StateName::kAborting;
+    const bool leaving = draining || name == StateName::kRetracting;
+    if (draining || name == StateName::kPrefillDone) require(request.inflight_rows > 0, who + "it waits for a step that does not exist");
 
     const Residence* residence = ResidenceOf(const_cast<RequestState&>(request.state));
     if (residence == nullptr) {
@@ -94,7 +131,8 @@ void Scheduler::CheckIntegrity() const {
     require(slots.insert(residence->slot.id()).second, who + "its slot is in two places");
     for (const PageLease& page : residence->tail) own(page.id(), "the tail of a residence");
     require(leaving || residence->pages() * page_size_ >= request.upper(), who + "it has fewer pages than tokens");
-    if (config_.enable_prefix_caching && !leaving) {
+    require(residence->loading == 0 || request.load_op >= 0 || leaving, who + "pages are missing that nothing brings");
+    if (config_.enable_prefix_caching && !leaving && residence->loading == 0 && !request.load_failed) {
       require(residence->prefix.depth() == request.computed / page_size_, who + "a finished page is not published");
       require(static_cast<int32_t>(request.hashes.size()) >= residence->prefix.depth(), who + "a published page has no name");
     }

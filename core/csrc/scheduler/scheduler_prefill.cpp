@@ -44,10 +44,11 @@ void Scheduler::UnblockPrefill() {
   while (step_->rows.empty() && !prefilling_.empty()) {
     Request& oldest = *prefilling_.begin()->second;
     if (Available() == 0) {
+      if (AnyMoving()) return;  // pages come free when a transfer ends
       Request* victim = PickVictim(true);
       if (victim == nullptr) victim = PickVictim(false);
       if (victim == nullptr) return;
-      RetractRequest(*victim);
+      (void)RetractRequest(*victim);
       QueueWoken();
       continue;
     }
@@ -94,8 +95,19 @@ int32_t Scheduler::MatchLimit(const Request& request) const {
 bool Scheduler::ParkIfComputing(Request& request) {
   const int32_t limit = MatchLimit(request);
   request.hint = tree_.Rematch(request.hint, request.hashes, limit);
-  if (request.hint.depth() >= limit) return false;
-  if (!inflight_prefixes_.ParkIfComputing(request, request.hashes, request.hint.depth(), limit)) return false;
+  const int32_t depth = request.hint.depth();
+  if (host_.on()) {
+    const bool known = request.reach_discards == host_.discards() && depth >= request.reach_from;
+    request.reach = host_.Match(request.hashes, depth, limit, known ? request.reach : 0);
+    request.reach_from = depth;
+    request.reach_discards = host_.discards();
+  } else {
+    request.reach = depth;
+  }
+  if (depth >= limit) return false;
+  // The page after what the device has, or after what the host has below it, may be on its way.
+  const auto parks = [&](int32_t at) { return at < limit && inflight_prefixes_.ParkIfComputing(request, request.hashes, at, limit); };
+  if (!parks(depth) && (request.reach == depth || !parks(request.reach))) return false;
   waiting_.erase(request.order);
   ++totals_.inflight_waits;
   return true;
@@ -146,7 +158,7 @@ bool Scheduler::AdmitNext(int32_t& budget) {
   }
   if (rows_scratch_.empty()) return false;
   const auto best = std::max_element(rows_scratch_.begin(), rows_scratch_.end(),
-                                     [](const Request* a, const Request* b) { return a->hint.depth() < b->hint.depth(); });
+                                     [](const Request* a, const Request* b) { return a->reach < b->reach; });
   auto chosen = best;
   if (!CanAdmit(**best)) {
     chosen = std::find_if(rows_scratch_.begin(), rows_scratch_.end(), [&](Request* request) { return CanAdmit(*request); });
@@ -172,22 +184,58 @@ void Scheduler::AdmitRequest(Request& request) {
   index_scratch_.resize(static_cast<size_t>(depth));
   PrefixTree::CopyPages(residence.prefix, index_scratch_.data());
   for (int32_t index = 0; index < depth; ++index) plan_->AddDelta(slot, index, index_scratch_[static_cast<size_t>(index)]);
+  const int32_t reach = std::max(depth, request.reach);
+  if (host_.on() && depth > 0) {
+    host_.Touch(request.hashes[static_cast<size_t>(depth - 1)]);
+    if (config_.write_policy == WritePolicy::kSelective && MissingOnHost(residence.prefix, 0) > 0) QueueWrite(&request, residence.prefix, 0);
+  }
+  if (reach > depth) LoadBack(request, residence, depth, reach);
 
   const auto full_pages = static_cast<int32_t>(request.hashes.size());
   PrefixClaim claim = inflight_prefixes_.Claim(request.hashes, depth, full_pages);
-  request.computed = depth * page_size_;
+  request.computed = reach * page_size_;
   request.hint = {};
+  request.reach = 0;
   request.new_in_slot = true;
   if (request.cached_tokens < 0) {
     request.cached_tokens = request.computed;
     request.first_scheduled_us = now_us_;
     totals_.prompt_tokens_queried += request.prompt_tokens;
     totals_.prefix_hit_tokens += request.computed;
+    request.first_load_tokens = (reach - depth) * page_size_;
+    request.host_tokens = request.first_load_tokens;
+    request.storage_tokens = std::max(0, std::min(reach, request.fetch_end) - std::max(depth, request.fetch_begin)) * page_size_;
+    totals_.host_hit_tokens += request.host_tokens;
+    totals_.storage_hit_tokens += request.storage_tokens;
   } else {
     request.retracted_us += now_us_ - request.retracted_since_us;
   }
   prefilling_.emplace(request.order, &request);
   Apply(request, Admit{std::move(residence), std::move(claim), request.known()});
+}
+
+// REQUIRES: the host has pages [from, to); its first row is planned next.
+void Scheduler::LoadBack(Request& request, Residence& residence, int32_t from, int32_t to) {
+  const int64_t id = next_op_++;
+  LoadBackOp op;
+  op.owner = {request.id, request.order.arrival};
+  const int32_t row = plan_->num_rows();
+  for (int32_t index = from; index < to; ++index) {
+    op.host.push_back(host_.Pin(request.hashes[static_cast<size_t>(index)]));
+    op.device.push_back(TakePage());
+    plan_->AddDelta(residence.slot.id(), index, op.device.back().id());
+    plan_->load_back.op.Push(id);
+    plan_->load_back.group.Push(0);
+    plan_->load_back.host.Push(op.host.back().page());
+    plan_->load_back.device.Push(op.device.back().id());
+    plan_->load_back.row.Push(row);
+  }
+  residence.loading = to - from;
+  request.load_op = id;
+  request.load_unsettled = true;
+  request.load_failed = false;
+  ops_.emplace(id, std::move(op));
+  ++moving_;
 }
 
 }  // namespace tokenspeed

@@ -5,7 +5,7 @@ namespace tokenspeed {
 Residence* ResidenceOf(RequestState& state) noexcept {
   return std::visit(
       [](auto& concrete) -> Residence* {
-        if constexpr (requires { concrete.residence; }) return &concrete.residence;
+        if constexpr (requires { concrete.residence; }) return concrete.residence.slot ? &concrete.residence : nullptr;
         else return nullptr;
       },
       state);

@@ -2,9 +2,11 @@
 // gives back what the next one does not keep.
 //
 //     Submitted --> Prefilling --> PrefillDone --> Decoding --> Finished
-//                    ^    |             |             |            ^
-//          (resume)  |    +-------------+--- abort ---+--> Aborting+   while a step of it is in flight
-//                 Retracted <---- page pressure ------+--> Draining+   finished while a later step is in flight
+//      |   ^         ^    |             |             |            ^
+//      |   |(resume) |    +-------------+--- abort ---+--> Aborting+   while a step of it is in flight
+//      |   |        Retracted <---- page pressure ----+--> Draining+   finished while a later step is in flight
+//      |   |         ^ Retracting <---- the same -----+--> WritingBack+  finished while its pages are copied to the host
+//      +-> Prefetching --> PrefetchDone                     what the store below has of its prompt is brought first
 //
 // docs/scheduler-states.md holds the whole table; it is printed from transitions.h by a test.
 #pragma once
@@ -32,16 +34,23 @@ enum class FinishReason : int32_t { kNone = 0, kStop = 1, kLength = 2, kFailed =
 //
 //     index  0 .......... depth-1 | depth ...... pages()-1
 //            pinned in the tree   | tail: its own, not full yet or not advanced yet
+//
+// While a prefix comes back from the host, its pages stand between the two and belong to the transfer until that has ended.
 struct Residence {
   SlotLease slot;
   NodePin prefix;
   std::vector<PageLease> tail;
+  int32_t loading = 0;  // pages
 
-  [[nodiscard]] int32_t pages() const noexcept { return prefix.depth() + static_cast<int32_t>(tail.size()); }
+  [[nodiscard]] int32_t pages() const noexcept { return prefix.depth() + loading + static_cast<int32_t>(tail.size()); }
 };
 
 // Waits for its first admission.
 struct Submitted {};
+// The store below is asked for its prefix, or brings it to the host; bounded in time.
+struct Prefetching {};
+// That has ended, well or not; waits for its first admission.
+struct PrefetchDone {};
 // Its prompt (after a retraction: prompt and output so far) is being planned chunk by chunk, up to `target` tokens.
 struct Prefilling {
   Residence residence;
@@ -61,6 +70,15 @@ struct Draining {
   Residence residence;
   FinishReason reason;
 };
+// Finished for the client; its last pages are being copied to the host. The transfers hold them.
+struct WritingBack {
+  FinishReason reason;
+};
+// On its way to Retracted: a step in flight still uses its pages (then it has them), or they are being copied to the host (then the
+// transfers have them).
+struct Retracting {
+  Residence residence;
+};
 // Lost its pages to others; waits for its resumption.
 struct Retracted {};
 // Aborted; a step in flight still uses its pages.
@@ -72,17 +90,32 @@ struct Finished {
   FinishReason reason;
 };
 
-using RequestState = std::variant<Submitted, Prefilling, PrefillDone, Decoding, Draining, Retracted, Aborting, Finished>;
+using RequestState = std::variant<Submitted, Prefetching, PrefetchDone, Prefilling, PrefillDone, Decoding, Draining, WritingBack, Retracting,
+                                  Retracted, Aborting, Finished>;
 
 // In the order of the variant.
-enum class StateName : int32_t { kSubmitted, kPrefilling, kPrefillDone, kDecoding, kDraining, kRetracted, kAborting, kFinished };
+enum class StateName : int32_t {
+  kSubmitted,
+  kPrefetching,
+  kPrefetchDone,
+  kPrefilling,
+  kPrefillDone,
+  kDecoding,
+  kDraining,
+  kWritingBack,
+  kRetracting,
+  kRetracted,
+  kAborting,
+  kFinished
+};
 inline constexpr size_t kStateCount = std::variant_size_v<RequestState>;
-inline constexpr std::string_view kStateNames[kStateCount] = {"Submitted", "Prefilling", "PrefillDone", "Decoding",
-                                                              "Draining",  "Retracted",  "Aborting",    "Finished"};
+inline constexpr std::string_view kStateNames[kStateCount] = {"Submitted",   "Prefetching", "PrefetchDone", "Prefilling",
+                                                              "PrefillDone", "Decoding",    "Draining",     "WritingBack",
+                                                              "Retracting",  "Retracted",   "Aborting",     "Finished"};
 
 [[nodiscard]] inline StateName NameOf(const RequestState& state) noexcept { return static_cast<StateName>(state.index()); }
 
-// The residence of a state that has one, else nullptr.
+// The residence of a state that has one now, else nullptr.
 [[nodiscard]] Residence* ResidenceOf(RequestState& state) noexcept;
 
 }  // namespace tokenspeed

@@ -31,6 +31,11 @@ class IntrusiveList {
 
   // REQUIRES: the element stands in no list of this tag.
   void PushBack(T& element) noexcept { Insert(element, *head_.prev, head_); }
+  // REQUIRES: `place` stands in this list, and the element in none of this tag.
+  void InsertBefore(T& element, T& place) noexcept {
+    Link& next = place;
+    Insert(element, *next.prev, next);
+  }
   void PushFront(T& element) noexcept { Insert(element, head_, *head_.next); }
 
   // REQUIRES: the element stands in this list.
@@ -40,6 +45,14 @@ class IntrusiveList {
     link.prev->next = link.next;
     link.next->prev = link.prev;
     link.prev = link.next = nullptr;
+  }
+
+  // From the front, until `visit` returns false. REQUIRES: it does not change the list.
+  template <class F>
+  void VisitWhile(F&& visit) {
+    for (Link* link = head_.next; link != &head_; link = link->next) {
+      if (!visit(*static_cast<T*>(link))) return;
+    }
   }
 
   template <class F>

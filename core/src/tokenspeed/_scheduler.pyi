@@ -39,6 +39,13 @@ class RetractionRule(IntEnum):
     CHEAPEST_TO_RESTORE = 0
     YOUNGEST = 1
 
+class WritePolicy(IntEnum):
+    """When a page is copied to the host: when it is published, when it is among the next to be evicted, when a second request uses it."""
+
+    THROUGH = 0
+    ON_EVICT = 1
+    SELECTIVE = 2
+
 class FinishReason(IntEnum):
     """Why a request ended. LENGTH: max_new_tokens, the model length, or the whole pool."""
 
@@ -49,11 +56,12 @@ class FinishReason(IntEnum):
     ABORTED = 4
 
 class Outcome(IntEnum):
-    """What the engine says of a row."""
+    """What the engine says of a row. RELOAD: its load back failed; nothing of the row counts, and the request computes its prefix."""
 
     CONTINUE = 0
     FINISH = 1
     FAIL = 2
+    RELOAD = 3
 
 class RowRefusal(IntEnum):
     """Why the result of a row was not taken. All but LATE end the request as FAILED."""
@@ -77,6 +85,7 @@ class SubmitRefusal(IntEnum):
     BAD_EXTRA_KEY = 7
     BAD_PRIORITY = 8
     BAD_MAX_REUSE = 9
+    BAD_RETAIN = 10
 
 class ForwardMode(IntEnum):
     """What kinds of rows a plan has."""
@@ -93,9 +102,11 @@ class RowFlags(IntFlag):
     NEW_IN_SLOT = 2
 
 class CacheGroupConfig:
-    """One cache group: ``num_pages`` pages of ``page_size`` tokens."""
+    """One cache group: ``num_pages`` pages of ``page_size`` tokens, and ``host_pages`` in the host tier (0: none)."""
 
-    def __init__(self, *, page_size: int, num_pages: int, kind: CacheGroupKind = ...) -> None: ...
+    def __init__(self, *, page_size: int, num_pages: int, kind: CacheGroupKind = ..., host_pages: int = 0) -> None: ...
+    @property
+    def host_pages(self) -> int: ...
     @property
     def page_size(self) -> int: ...
     @property
@@ -122,6 +133,12 @@ class SchedulerConfig:
         finished_history: int = 4096,
         admission: AdmissionRule = ...,
         retraction: RetractionRule = ...,
+        write_policy: WritePolicy = ...,
+        l3: bool = False,
+        prefetch_threshold: int = 256,
+        prefetch_timeout_us: int = 1000000,
+        kv_events: bool = False,
+        retain_percent: int = 50,
     ) -> None: ...
     @property
     def groups(self) -> list[CacheGroupConfig]: ...
@@ -150,6 +167,22 @@ class SchedulerConfig:
     @property
     def retraction(self) -> RetractionRule: ...
     @property
+    def write_policy(self) -> WritePolicy: ...
+    @property
+    def l3(self) -> bool:
+        """There is a store below the host tier."""
+    @property
+    def prefetch_threshold(self) -> int:
+        """Tokens that the store may have and the tiers above do not, from which on it is asked."""
+    @property
+    def prefetch_timeout_us(self) -> int:
+        """Then a request goes on with what is there."""
+    @property
+    def kv_events(self) -> bool: ...
+    @property
+    def retain_percent(self) -> int:
+        """Of the device pages: what sessions may keep at a higher rank."""
+    @property
     def max_step_tokens(self) -> int:
         """No plan has more tokens than this: what the executor's buffers must hold."""
 
@@ -168,6 +201,8 @@ class RequestSpec:
         priority: int = 0,
         max_reuse_tokens: int = -1,
         multimodal: int = 0,
+        session: int = -1,
+        retain_us: int = 0,
     ) -> None: ...
     @property
     def id(self) -> int: ...
@@ -185,6 +220,12 @@ class RequestSpec:
     def max_reuse_tokens(self) -> int: ...
     @property
     def multimodal(self) -> int: ...
+    @property
+    def session(self) -> int:
+        """-1: none."""
+    @property
+    def retain_us(self) -> int:
+        """How long its prefix is kept above others after a good end."""
 
 class SubmitResult:
     """Whether a request was accepted, and if not, why and what to do."""
@@ -219,6 +260,12 @@ class RequestInfo:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens found in the cache at first admission."""
+    @property
+    def host_tokens(self) -> int:
+        """Of cached_tokens, loaded back from the host."""
+    @property
+    def storage_tokens(self) -> int:
+        """Of host_tokens, brought by the store for this request."""
     @property
     def retractions(self) -> int: ...
     @property
@@ -291,6 +338,58 @@ class ExecutionPlan:
     @property
     def finished_reasons(self) -> _Int32:
         """FinishReason for each of finished_ids."""
+    @property
+    def num_transfers(self) -> int:
+        """Entries of the transfers below. An IDLE plan may have some."""
+    @property
+    def write_back_op(self) -> _Int64:
+        """(pages) the transfer; an op is a run of entries. Device page to host page: what it reads is complete, the copy may start."""
+    @property
+    def write_back_group(self) -> _Int32: ...
+    @property
+    def write_back_device(self) -> _Int32: ...
+    @property
+    def write_back_host(self) -> _Int32: ...
+    @property
+    def load_back_op(self) -> _Int64:
+        """(pages) host page to device page: may start at once; the row that needs it must see it."""
+    @property
+    def load_back_group(self) -> _Int32: ...
+    @property
+    def load_back_host(self) -> _Int32: ...
+    @property
+    def load_back_device(self) -> _Int32: ...
+    @property
+    def load_back_row(self) -> _Int32:
+        """(pages) the row of this plan that needs the page; -1: none, a session is brought up."""
+    @property
+    def lookup_op(self) -> _Int64:
+        """(pages) the store is asked how many leading pages of the op it has."""
+    @property
+    def lookup_group(self) -> _Int32: ...
+    @property
+    def lookup_hash(self) -> NDArray[np.uint8]:
+        """(pages, 16)."""
+    @property
+    def prefetch_op(self) -> _Int64:
+        """(pages) store to host page."""
+    @property
+    def prefetch_group(self) -> _Int32: ...
+    @property
+    def prefetch_host(self) -> _Int32: ...
+    @property
+    def prefetch_hash(self) -> NDArray[np.uint8]:
+        """(pages, 16)."""
+    @property
+    def store_op(self) -> _Int64:
+        """(pages) host page to store."""
+    @property
+    def store_group(self) -> _Int32: ...
+    @property
+    def store_host(self) -> _Int32: ...
+    @property
+    def store_hash(self) -> NDArray[np.uint8]:
+        """(pages, 16)."""
 
 class AdvanceResult:
     """What the results of a step ended and refused."""
@@ -303,12 +402,42 @@ class AdvanceResult:
     def row_refusals(self) -> _Int32:
         """(rows) RowRefusal."""
 
+class KvEvents:
+    """What entered and left each tier since the last drain, one page an event, in order of mutation."""
+
+    @property
+    def kind(self) -> _Int32:
+        """(events) 0 stored, 1 removed, 2 cleared: device and host are empty."""
+    @property
+    def medium(self) -> _Int32:
+        """(events) 0 device, 1 host, 2 store."""
+    @property
+    def group(self) -> _Int32: ...
+    @property
+    def depth(self) -> _Int32:
+        """(events) page index in its chain; -1 where all was cleared."""
+    @property
+    def hash(self) -> NDArray[np.uint8]:
+        """(events, 16)."""
+    @property
+    def parent(self) -> NDArray[np.uint8]:
+        """(events, 16) of the page before; zeros at depth 0 and where nothing was stored."""
+    @property
+    def adapter(self) -> _Int64:
+        """(events) of stores on the device, else 0."""
+    @property
+    def token_counts(self) -> _Int32:
+        """(events) page_size for stores on the device, else 0."""
+    @property
+    def tokens(self) -> _Int32:
+        """(tokens) event by event."""
+
 class SchedulerStats:
     """Counts of now, and totals since the start. Page counts have a value per cache group."""
 
     @property
     def waiting(self) -> int:
-        """Submitted and not admitted yet."""
+        """Submitted and not admitted yet, those for whom the store is asked included."""
     @property
     def running(self) -> int: ...
     @property
@@ -316,7 +445,7 @@ class SchedulerStats:
         """Finished or aborted, with a step in flight."""
     @property
     def retracted(self) -> int:
-        """Wait for their resumption now; `retractions` counts all there ever were."""
+        """Wait for their resumption, or for a copy to the host before it; `retractions` counts all there ever were."""
     @property
     def parked(self) -> int:
         """Of those waiting: for a prefix that another request computes."""
@@ -364,6 +493,68 @@ class SchedulerStats:
         """Times that a request waited for a prefix being computed."""
     @property
     def plans(self) -> int: ...
+    @property
+    def host_pages_total(self) -> list[int]: ...
+    @property
+    def host_pages_free(self) -> list[int]: ...
+    @property
+    def host_pages_cached(self) -> list[int]:
+        """Found by their names."""
+    @property
+    def host_pages_moving(self) -> list[int]:
+        """In a transfer; of the cached ones or on their way."""
+    @property
+    def prefetching(self) -> int:
+        """Requests for which the store is asked; counted in `waiting` too."""
+    @property
+    def writing_back(self) -> int:
+        """Requests that have finished while their pages are copied to the host."""
+    @property
+    def cache_ops_in_flight(self) -> int: ...
+    @property
+    def cache_ops_pending(self) -> int: ...
+    @property
+    def sessions(self) -> int: ...
+    @property
+    def retained_pages(self) -> int:
+        """Kept above others for sessions."""
+    @property
+    def host_hit_tokens(self) -> int:
+        """Of prefix_hit_tokens, loaded back from the host."""
+    @property
+    def storage_hit_tokens(self) -> int:
+        """Of host_hit_tokens, brought by the store for that request."""
+    @property
+    def pages_written_back(self) -> int: ...
+    @property
+    def pages_loaded_back(self) -> int: ...
+    @property
+    def pages_prefetched(self) -> int: ...
+    @property
+    def pages_stored(self) -> int: ...
+    @property
+    def write_backs_failed(self) -> int:
+        """Pages, as in the three after it."""
+    @property
+    def load_backs_failed(self) -> int: ...
+    @property
+    def prefetches_failed(self) -> int: ...
+    @property
+    def stores_failed(self) -> int: ...
+    @property
+    def host_evicted_pages(self) -> int: ...
+    @property
+    def host_full(self) -> int:
+        """Pages not copied because every host page was in use."""
+    @property
+    def lookups(self) -> int: ...
+    @property
+    def lookup_hits(self) -> int: ...
+    @property
+    def prefetch_timeouts(self) -> int: ...
+    @property
+    def reloads(self) -> int:
+        """Requests whose prefix did not come back from the host."""
 
 class Scheduler:
     """Turns requests into plans, and results into the next state of requests."""
@@ -398,8 +589,26 @@ class Scheduler:
         self, tokens: _Tokens, salt: bytes = b"", extra_keys: Sequence[tuple[int, bytes]] = [], adapter: int = 0
     ) -> NDArray[np.uint8]:
         """(full pages, 16) the chained page hashes of a prompt."""
+    def cache_done(self, op_ids: NDArray[np.int64] | Sequence[int], pages: _Tokens) -> None:
+        """Answers transfers in any order: ``pages[i]`` leading pages of ``op_ids[i]`` are good; all of them is success.
+
+        Until then both ends of a transfer stay pinned. Raises ValueError, with nothing changed, for an op that is not in flight, one
+        named twice, or a count that it does not have. A load back's outcome must be known before the plan that carries it is advanced;
+        where it failed, the row's outcome is RELOAD.
+        """
+    def drain_kv_events(self) -> KvEvents:
+        """Everything since the last call; empty unless ``config.kv_events``."""
+    @property
+    def cache_ops_in_flight(self) -> int:
+        """Transfers that stand in a plan and were not answered."""
+    @property
+    def cache_ops_pending(self) -> int:
+        """Transfers that the next plan begins; take one, IDLE or not, where there are any."""
     def flush_cache(self) -> int:
-        """Drops every cached page that no request uses; returns how many."""
+        """Drops every page of device and host that nothing uses; returns how many. The store is not touched.
+
+        To forget all, call it when ``has_work()`` is False and no transfer is in flight: what is in one stays on the device.
+        """
     def check_integrity(self) -> None:
         """Raises RuntimeError naming what is wrong."""
     def stats(self) -> SchedulerStats: ...

@@ -5,6 +5,8 @@
 // table, and that no page which it writes can be read by another request as something else.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "scheduler/scheduler.h"
+#include "tier_model.h"
 
 namespace tokenspeed {
 
@@ -30,6 +33,8 @@ class ExecutorModel {
     int32_t output_len;
     std::vector<int32_t> input;
     std::vector<int32_t> table;  // the slot's row as it stands when the step runs
+    int residency;               // which stay of the request in a slot
+    int64_t load = -1;           // the transfer that brings its prefix
   };
   struct Step {
     int64_t plan_id;
@@ -40,6 +45,7 @@ class ExecutorModel {
     std::vector<int32_t> counts, tokens, outcomes;
     std::vector<Row> rows;
     std::vector<bool> good;
+    std::vector<bool> reload;  // its prefix did not come
   };
   struct Known {
     uint64_t incarnation;
@@ -51,13 +57,16 @@ class ExecutorModel {
     bool ended = false;    // finished for the client
     bool aborted = false;
     int64_t limit;
+    int residency = 0;
+    int lost = -1;  // the stay whose prefix did not come: nothing of it counts
   };
 
   explicit ExecutorModel(const SchedulerConfig& config)
       : config_(config),
         page_(config.groups[0].page_size),
         tables_(static_cast<size_t>(config.max_num_seqs)),
-        content_(static_cast<size_t>(config.groups[0].num_pages) * static_cast<size_t>(page_), 0) {}
+        content_(static_cast<size_t>(config.groups[0].num_pages) * static_cast<size_t>(page_), 0),
+        tiers_(config, content_) {}
 
   void Submitted(const RequestSpec& spec) {
     Known known;
@@ -105,13 +114,23 @@ class ExecutorModel {
       row.input.assign(plan.input_ids.data() + token, plan.input_ids.data() + token + row.query);
       token += static_cast<size_t>(row.query);
       row.table = tables_[static_cast<size_t>(row.slot)];
-      if ((plan.flags[i] & kNewInSlot) != 0) found->second.kv = row.context;  // resumed or first: what the cache gave
+      if ((plan.flags[i] & kNewInSlot) != 0) {
+        found->second.kv = row.context;  // resumed or first: what the cache gave
+        ++found->second.residency;
+      }
+      row.residency = found->second.residency;
+      for (size_t k = 0; k < plan.load_back.op.size(); ++k) {
+        if (plan.load_back.row[k] == r) row.load = plan.load_back.op[k];
+      }
       Require(row.query >= 1 && (row.extend || row.query <= config_.max_row_width), "a bad row width");
       step.rows.push_back(std::move(row));
     }
     Require(token == plan.input_ids.size(), "input_ids do not fit the rows");
     for (const PrefixInterval& interval : plan.prefix_intervals) CheckInterval(interval, step, plan.num_extend_rows);
     for (size_t i = 0; i < plan.finished_ids.size(); ++i) Ended(plan.finished_ids[i]);
+    CheckLoads(plan, step);
+    tiers_.Plan(plan);
+    for (const Row& row : step.rows) CheckWrites(row);
     if (!step.rows.empty()) steps_.push_back(std::move(step));
     Require((plan.mode == ForwardMode::kIdle) == (plan.num_rows() == 0), "the mode does not fit the rows");
   }
@@ -125,7 +144,10 @@ class ExecutorModel {
     for (const Row& row : step.rows) {
       const auto found = live_.find(row.id);
       const bool valid = found != live_.end() && found->second.incarnation == row.incarnation;
-      const bool good = pick(0, 99) < good_percent;
+      const bool came = row.load < 0 || tiers_.Settle(row.load, pick);
+      if (valid && !came) found->second.lost = row.residency;
+      const bool lost = valid && found->second.lost == row.residency;
+      const bool good = lost || pick(0, 99) < good_percent;
       int32_t outcome = 0;
       int32_t count = row.samples ? static_cast<int32_t>(pick(1, row.extend ? 1 : row.query)) : 0;
       int32_t token = static_cast<int32_t>(pick(0, 2));
@@ -134,7 +156,7 @@ class ExecutorModel {
       } else {
         switch (pick(0, 4)) {
           case 0: outcome = 2; break;
-          case 1: outcome = static_cast<int32_t>(pick(0, 1)) * 4 - 1; break;  // -1 or 3
+          case 1: outcome = std::array<int32_t, 3>{-1, 4, row.load < 0 ? 3 : 4}[static_cast<size_t>(pick(0, 2))]; break;  // 3: it loads nothing
           case 2: count = row.samples ? 0 : 1; break;
           case 3: count = row.samples ? (row.extend ? 1 : row.query) + 1 : -1; break;
           default:
@@ -143,10 +165,13 @@ class ExecutorModel {
         }
       }
       for (int32_t w = 0; w < config_.max_row_width; ++w) results.tokens.push_back(token);
-      if (valid) Compute(found->second, row, good && !row.extend ? std::vector<int32_t>(static_cast<size_t>(count), token) : std::vector<int32_t>{});
+      if (!came && (!tiers_.Answered(row.load) || pick(0, 1) == 0)) outcome = 3;
+      if (lost) Scribble(row);
+      else if (valid) Compute(found->second, row, good && !row.extend ? std::vector<int32_t>(static_cast<size_t>(count), token) : std::vector<int32_t>{});
       results.counts.push_back(count);
       results.outcomes.push_back(outcome);
       results.good.push_back(good);
+      results.reload.push_back(outcome == 3);
     }
     results.rows = std::move(step.rows);
     return results;
@@ -160,6 +185,11 @@ class ExecutorModel {
       const auto found = live_.find(row.id);
       const bool valid = found != live_.end() && found->second.incarnation == row.incarnation && !found->second.ended &&
                          !found->second.aborted;
+      if (valid && found->second.lost == row.residency) {
+        const bool told = row.load >= 0 && results.reload[i];
+        Require((refusal == RowRefusal::kLate) != told && (told ? refusal == RowRefusal::kNone : true), "a row without its prefix was not sent back");
+        continue;
+      }
       Require(valid == (refusal != RowRefusal::kLate), "a late result was taken, or a timely one was not");
       if (!valid) continue;
       const bool failed = results.outcomes[i] == 2;
@@ -179,6 +209,7 @@ class ExecutorModel {
     live_[id].aborted = true;
   }
 
+  [[nodiscard]] TierModel& tiers() { return tiers_; }
   [[nodiscard]] const std::map<int64_t, Known>& live() const { return live_; }
   [[nodiscard]] size_t in_flight() const { return steps_.size(); }
   [[nodiscard]] int64_t oldest_plan() const { return steps_.front().plan_id; }
@@ -191,6 +222,32 @@ class ExecutorModel {
 
   void Ended(int64_t id) {
     Require(live_.erase(id) == 1, "a request was reported as finished twice, or never submitted");
+  }
+
+  // Where a load back writes, no step in flight reads; where a row writes, no transfer reads or writes.
+  void CheckLoads(const ExecutionPlan& plan, const Step& step) {
+    const auto used = [&](const Row& row, int32_t page) {
+      const auto pages = std::min(row.table.size(), static_cast<size_t>((row.context + row.query + page_ - 1) / page_));
+      return std::find(row.table.begin(), row.table.begin() + static_cast<ptrdiff_t>(pages), page) != row.table.begin() + static_cast<ptrdiff_t>(pages);
+    };
+    for (size_t k = 0; k < plan.load_back.op.size(); ++k) {
+      for (const Step& earlier : steps_) {
+        for (const Row& row : earlier.rows) Require(!used(row, plan.load_back.device[k]), "a load back writes where a step in flight reads");
+      }
+      for (const Row& row : step.rows) {
+        if (row.load != plan.load_back.op[k]) Require(!used(row, plan.load_back.device[k]), "a load back writes where another row reads");
+      }
+    }
+  }
+  void CheckWrites(const Row& row) {
+    for (int32_t index = row.context / page_; index <= (row.context + row.query - 1) / page_; ++index) {
+      Require(static_cast<size_t>(index) < row.table.size(), "a row lacks a page");
+      Require(!tiers_.Moves(row.table[static_cast<size_t>(index)]), "a row writes a page in transfer");
+    }
+  }
+  // A row whose prefix did not come writes garbage.
+  void Scribble(const Row& row) {
+    for (int32_t position = row.context; position < row.context + row.query; ++position) Cell(row, position) = 0xbad;
   }
 
   static uint64_t Chain(uint64_t previous, int32_t token, uint64_t extra) {
@@ -250,6 +307,7 @@ class ExecutorModel {
   const int32_t page_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<uint64_t> content_;
+  TierModel tiers_;
   std::map<int64_t, Known> live_;
   std::deque<Step> steps_;
   uint64_t incarnations_ = 0;

@@ -47,7 +47,7 @@ class Round {
     }
     for (int64_t i = 0; i < operations; ++i) {
       Step();
-      scheduler_.CheckIntegrity();
+      Check();
     }
     return operations + Drain();
   }
@@ -76,11 +76,40 @@ class Round {
     config.finished_history = static_cast<int32_t>(Chance(20) ? 0 : Pick(1, 50));
     config.admission = Chance(20) ? AdmissionRule::kWholeOutput : AdmissionRule::kExpectedOutput;
     config.retraction = Chance(50) ? RetractionRule::kYoungest : RetractionRule::kCheapestToRestore;
+    if (config.enable_prefix_caching && Chance(75)) {
+      config.groups[0].host_pages = static_cast<int32_t>(Chance(30) ? Pick(1, 6) : Pick(8, 60));
+      config.write_policy = static_cast<WritePolicy>(Pick(0, 2));
+      config.l3 = Chance(50);
+      config.prefetch_threshold = static_cast<int32_t>(Pick(1, 2 * page_size));
+      config.prefetch_timeout_us = Chance(20) ? 0 : Pick(1, 2'000);
+    }
+    config.kv_events = Chance(50);
     return config;
+  }
+
+  void Check() {
+    scheduler_.CheckIntegrity();
+    if (!scheduler_.config().kv_events) return;
+    replay_.Apply(scheduler_.DrainKvEvents());
+    replay_.CheckClosed();
+    if (static_cast<int64_t>(replay_.host()) != scheduler_.Stats().host_pages_cached[0]) Fail("the events of the host do not add up");
+  }
+
+  // Ends a few transfers, in any order.
+  void AnswerTransfers(int64_t most) {
+    std::vector<int64_t> ids;
+    std::vector<int32_t> pages;
+    executor_.tiers().Answer([&](int64_t low, int64_t high) { return Pick(low, high); }, most, ids, pages);
+    scheduler_.CacheDone(ids, pages);
+    if (executor_.tiers().in_flight() != static_cast<size_t>(scheduler_.cache_ops_in_flight())) Fail("a transfer was lost");
   }
 
   void Step() {
     now_us_ += Pick(0, 50);
+    if (executor_.tiers().in_flight() > 0 && Chance(executor_.tiers().in_flight() > 6 ? 40 : 20)) {
+      AnswerTransfers(Pick(1, 3));
+      return;
+    }
     const int64_t dice = Pick(0, 99);
     if (dice < (executor_.live().size() > 12 ? 5 : 18)) Submit();
     else if (dice < 53) Plan();
@@ -127,7 +156,7 @@ class Round {
   void Spoil(RequestSpec& spec, SubmitRefusal& expected) {
     const SchedulerConfig& config = scheduler_.config();
     const int64_t pool = int64_t{config.groups[0].num_pages} * config.groups[0].page_size;
-    switch (Pick(1, 11)) {
+    switch (Pick(1, 12)) {
       case 1:
         if (executor_.live().empty()) return;
         spec.id = executor_.live().begin()->first;
@@ -147,6 +176,7 @@ class Round {
       case 7: spec.extra_keys = {{static_cast<int64_t>(spec.tokens.size()), {1}}}; expected = SubmitRefusal::kBadExtraKey; break;
       case 8: spec.priority = 2'000'000; expected = SubmitRefusal::kBadPriority; break;
       case 9: spec.max_reuse_tokens = -2; expected = SubmitRefusal::kBadMaxReuse; break;
+      case 12: spec.retain_us = Chance(50) ? -1 : 1; expected = SubmitRefusal::kBadRetain; break;
       default: break;
     }
   }
@@ -191,6 +221,7 @@ class Round {
 
   void MisuseCalls() {
     const std::vector<int32_t> none;
+    Refused("cache_done", [&] { scheduler_.CacheDone(std::vector<int64_t>{-1}, std::vector<int32_t>{0}); });
     Refused("advance", [&] { (void)scheduler_.Advance(-5, none, none, none); });
     if (executor_.in_flight() == 0) return;
     const std::vector<int32_t> many(100, 0);
@@ -219,15 +250,26 @@ class Round {
         const auto results = executor_.Execute([&](int64_t low, int64_t high) { return Pick(low, high); }, 100, 4);
         executor_.Advanced(results, scheduler_.Advance(results.plan_id, results.counts, results.tokens, results.outcomes));
       }
-      scheduler_.CheckIntegrity();
+      if (executor_.tiers().in_flight() > 0 && (Chance(50) || executor_.last_was_idle())) AnswerTransfers(Pick(1, 4));
+      Check();
     }
     executor_.Plan(scheduler_.NextExecutionPlan(now_us_));  // carries the reports of aborts outside of steps
+    while (executor_.tiers().in_flight() > 0 || scheduler_.cache_ops_pending() > 0) {
+      if (++operations > 200'000) Fail("the transfers do not come to an end");
+      executor_.Plan(scheduler_.NextExecutionPlan(now_us_));
+      AnswerTransfers(4);
+      Check();
+    }
+    if (scheduler_.config().kv_events && static_cast<int64_t>(replay_.device()) != scheduler_.Stats().pages_cached[0]) {
+      Fail("the events of the device do not add up");
+    }
     if (!executor_.live().empty()) Fail("request " + std::to_string(executor_.live().begin()->first) + " was never reported as finished");
     const SchedulerStats stats = scheduler_.Stats();
     if (stats.pages_active[0] != 0 || stats.slots_free != scheduler_.config().max_num_seqs) Fail("something is still held when idle");
     if (stats.retracted + stats.waiting + stats.running + stats.leaving + stats.parked != 0) Fail("a count of now is not zero when idle");
     if (stats.submitted != stats.finished + stats.aborted + stats.failed) Fail("the totals do not add up");
     (void)scheduler_.FlushCache();
+    if (scheduler_.Stats().host_pages_free[0] != scheduler_.config().groups[0].host_pages) Fail("a host page was lost");
     if (scheduler_.Stats().pages_free[0] != scheduler_.config().groups[0].num_pages) Fail("a page was lost");
     scheduler_.CheckIntegrity();
     for (size_t s = 0; s < kStateCount; ++s) {
@@ -242,6 +284,7 @@ class Round {
   int good_percent_ = 85;
   Scheduler scheduler_;
   ExecutorModel executor_;
+  EventReplay replay_;
   int64_t next_id_ = 0;
   int64_t now_us_ = 0;
 };

@@ -30,7 +30,7 @@ class PrefixTreeTest : public testing::Test {
     NodePin pin = tree.Pin(tree.Match(hashes, static_cast<int32_t>(hashes.size())));
     const int32_t depth = pin.depth();
     std::vector<PageLease> pages;
-    for (size_t i = static_cast<size_t>(depth); i < hashes.size(); ++i) pages.push_back(pool.available() > 0 ? pool.Take() : tree.EvictOne());
+    for (size_t i = static_cast<size_t>(depth); i < hashes.size(); ++i) pages.push_back(pool.available() > 0 ? pool.Take() : tree.EvictOne().page);
     std::vector<PrefixTree::Replaced> replaced;
     tree.Publish(pin, std::span(hashes).subspan(static_cast<size_t>(depth)), pages, replaced);
     EXPECT_TRUE(replaced.empty());

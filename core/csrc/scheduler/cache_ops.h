@@ -1,0 +1,65 @@
+// Transfers between the tiers, and what each holds until it has been answered.
+//
+//     device  --write back-->  host  --store-->      store below
+//             <--load back---        <--prefetch---  (asked first by a lookup)
+//
+// A page in transfer belongs to its transfer: on the device by a pin of its path (write back) or by its lease (load back), on the host
+// by a HostPin. So it is neither evicted nor used again before the answer, whatever becomes of the request that wanted it.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "cache/host_cache.h"
+#include "cache/page_hash.h"
+#include "cache/page_pool.h"
+#include "cache/prefix_tree.h"
+
+namespace tokenspeed {
+
+// The request that wants a transfer. It may have left when that ends, and its id may have been given again.
+struct RequestKey {
+  int64_t id = -1;
+  uint64_t arrival = 0;
+};
+
+struct WriteBackOp {
+  RequestKey owner;
+  NodePin pin;
+  uint64_t cold_since = 0;  // not 0: pinned by PinCold
+  std::vector<HostPin> host;
+};
+struct LoadBackOp {
+  RequestKey owner;
+  std::vector<HostPin> host;
+  std::vector<PageLease> device;
+  // Without a request (a session brought up): where the pages go in the tree.
+  NodePin pin;
+  std::vector<PageHash> hashes;
+};
+struct LookupOp {
+  RequestKey owner;
+  int32_t begin;  // page index of the first hash asked for
+  int32_t pages;
+};
+struct PrefetchOp {
+  RequestKey owner;
+  std::vector<HostPin> host;
+  std::vector<RequestKey> followers;  // wait for pages of it as well
+};
+struct StoreOp {
+  std::vector<HostPin> host;
+};
+using CacheOp = std::variant<WriteBackOp, LoadBackOp, LookupOp, PrefetchOp, StoreOp>;
+
+[[nodiscard]] inline int32_t PagesOf(const CacheOp& op) {
+  return std::visit(
+      [](const auto& concrete) {
+        if constexpr (requires { concrete.pages; }) return concrete.pages;
+        else return static_cast<int32_t>(concrete.host.size());
+      },
+      op);
+}
+
+}  // namespace tokenspeed

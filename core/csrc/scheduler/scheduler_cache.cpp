@@ -1,0 +1,382 @@
+// Transfers between the tiers: begun by plans, answered in any order.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+
+#include "scheduler/scheduler.h"
+
+namespace tokenspeed {
+
+namespace {
+
+constexpr int32_t kStorePages = 64;          // of one store op
+constexpr size_t kStoreOpsInPlan = 4;        // so that a plan stays short after a long prompt
+constexpr size_t kMaxPendingStores = 1 << 20;  // pages: a store that does not answer loses them, and memory does not grow
+
+}  // namespace
+
+Request* Scheduler::Find(const RequestKey& key) const {
+  const auto found = requests_.find(key.id);
+  return found == requests_.end() || found->second->order.arrival != key.arrival ? nullptr : found->second.get();
+}
+
+// ---- what is copied to the host ----
+
+void Scheduler::QueueWrite(Request* owner, const NodePin& pin, int32_t begin) {
+  if (!host_.on() || begin >= pin.depth()) return;
+  PendingWrite write{{}, tree_.PinAgain(pin), begin, 0};
+  if (owner != nullptr) {
+    write.owner = {owner->id, owner->order.arrival};
+    ++owner->writes;
+  }
+  pending_writes_.push_back(std::move(write));
+}
+
+int32_t Scheduler::MissingOnHost(const NodePin& pin, int32_t begin) const {
+  int32_t missing = 0;
+  PrefixTree::VisitPages(pin, begin, [&](int32_t, const PageHash& hash, int32_t) { missing += host_.Find(hash) == nullptr ? 1 : 0; });
+  return missing;
+}
+
+int32_t Scheduler::PagesLeaving() const {
+  if (!AnyMoving()) return 0;
+  const auto runs = [&](const RequestKey& key) {
+    const Request* owner = Find(key);
+    return owner != nullptr && (owner->row >= 0 || NameOf(owner->state) == StateName::kPrefilling);
+  };
+  int32_t pages = 0;
+  for (const auto& [id, op] : ops_) {
+    const auto* write = std::get_if<WriteBackOp>(&op);
+    if (write == nullptr || runs(write->owner)) continue;
+    pages += std::max(static_cast<int32_t>(write->host.size()), PrefixTree::ExclusivePages(write->pin));
+  }
+  for (const PendingWrite& write : pending_writes_) {
+    if (!runs(write.owner)) pages += std::max(write.pin.depth() - write.begin, PrefixTree::ExclusivePages(write.pin));
+  }
+  return pages;
+}
+
+bool Scheduler::AnyMoving() const { return moving_ > 0 || !pending_writes_.empty(); }
+
+// Keeps the pages that would be evicted next on the host as well: as many as the next plan may take.
+void Scheduler::QueueColdWrites() {
+  const int32_t step_pages = PagesFor(config_.max_step_tokens()) + config_.max_num_seqs;
+  // Half of the host at most, or those just copied would push each other out.
+  const int32_t lookahead = std::min({step_pages, pages_.total() / 2, host_.total() / 2}) - pages_.available();
+  if (lookahead <= 0) return;
+  auto runs = tree_.PinCold(lookahead, [&](const PageHash& hash) { return host_.Find(hash) == nullptr; });
+  for (PrefixTree::ColdRun& run : runs) pending_writes_.push_back({{}, std::move(run.pin), run.begin, run.last_use});
+}
+
+void Scheduler::BeginTransfers() {
+  if (!host_.on()) return;
+  if (config_.write_policy == WritePolicy::kOnEvict) QueueColdWrites();
+  if (!pending_writes_.empty()) BeginWrites();
+  if (!pending_lookups_.empty()) BeginLookups();
+  if (!pending_prefetches_.empty()) BeginPrefetches();
+  if (!pending_stores_.empty()) BeginStores();
+}
+
+void Scheduler::BeginWrites() {
+  std::vector<PendingWrite> writes = std::exchange(pending_writes_, {});
+  for (PendingWrite& write : writes) {
+    // The page before the first is its parent's name.
+    const int32_t first = std::max(0, write.begin - 1);
+    const auto count = static_cast<size_t>(write.pin.depth() - first);
+    hash_scratch_.resize(count);
+    index_scratch_.resize(count);
+    PrefixTree::VisitPages(write.pin, first, [&](int32_t index, const PageHash& hash, int32_t page) {
+      hash_scratch_[static_cast<size_t>(index - first)] = hash;
+      index_scratch_[static_cast<size_t>(index - first)] = page;
+    });
+    const int64_t id = next_op_;
+    WriteBackOp op{write.owner, std::move(write.pin), write.cold_since, {}};
+    for (int32_t index = write.begin; index < first + static_cast<int32_t>(count); ++index) {
+      const auto at = static_cast<size_t>(index - first);
+      if (host_.Find(hash_scratch_[at]) != nullptr) continue;
+      HostPin pin = host_.Arrive(hash_scratch_[at], index > 0 ? hash_scratch_[at - 1] : PageHash{}, index, id);
+      if (!pin) {
+        totals_.host_full += static_cast<int64_t>(count - at);
+        break;
+      }
+      plan_->write_back.op.Push(id);
+      plan_->write_back.group.Push(0);
+      plan_->write_back.device.Push(index_scratch_[at]);
+      plan_->write_back.host.Push(pin.page());
+      op.host.push_back(std::move(pin));
+    }
+    if (op.host.empty()) {
+      if (op.cold_since != 0) tree_.ReleaseCold(std::move(op.pin), op.cold_since);
+      WriteEnded(op.owner);
+      continue;
+    }
+    ++next_op_;
+    ++moving_;
+    ops_.emplace(id, std::move(op));
+  }
+}
+
+void Scheduler::WriteEnded(const RequestKey& owner) {
+  Request* request = Find(owner);
+  if (request == nullptr || --request->writes > 0) return;
+  const StateName name = NameOf(request->state);
+  if (name == StateName::kWritingBack) {
+    Apply(*request, Released{});
+    Retire(*request);
+  } else if (name == StateName::kRetracting && request->inflight_rows == 0) {
+    Apply(*request, Released{});
+    waiting_.emplace(request->order, request);
+  }
+}
+
+// ---- the store below ----
+
+void Scheduler::AskStoreFor(Request& request) {
+  if (!config_.l3 || request.max_reuse_tokens == 0) return;
+  const int32_t limit = MatchLimit(request);
+  request.hint = tree_.Match(request.hashes, limit);
+  const int32_t begin = host_.Match(request.hashes, request.hint.depth(), limit);
+  if (int64_t{limit - begin} * page_size_ < config_.prefetch_threshold) return;
+  const RequestKey key{request.id, request.order.arrival};
+  Apply(request, AskStore{});
+  pending_lookups_.push_back({key, begin, limit});
+  fetch_deadlines_.push_back({now_us_ + config_.prefetch_timeout_us, key});
+}
+
+void Scheduler::BeginLookups() {
+  for (const PendingFetch& fetch : std::exchange(pending_lookups_, {})) {
+    Request* request = Find(fetch.owner);
+    if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) continue;
+    const int64_t id = next_op_++;
+    ++totals_.lookups;
+    for (int32_t index = fetch.begin; index < fetch.end; ++index) {
+      plan_->lookup.op.Push(id);
+      plan_->lookup.group.Push(0);
+      plan_->lookup.hash.Push(request->hashes[static_cast<size_t>(index)]);
+    }
+    ops_.emplace(id, LookupOp{fetch.owner, fetch.begin, fetch.end - fetch.begin});
+  }
+}
+
+// Brings what the store has and the host has not. Pages that another transfer brings already are waited for.
+void Scheduler::BeginPrefetches() {
+  for (const PendingFetch& fetch : std::exchange(pending_prefetches_, {})) {
+    Request* request = Find(fetch.owner);
+    if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) continue;
+    const int64_t id = next_op_;
+    PrefetchOp op{fetch.owner, {}, {}};
+    int64_t other = -1;
+    for (int32_t index = fetch.begin; index < fetch.end; ++index) {
+      const auto at = static_cast<size_t>(index);
+      const PageHash& hash = request->hashes[at];
+      if (const HostEntry* entry = host_.Find(hash); entry != nullptr) {
+        if (entry->arriving_by() >= 0 && ops_.contains(entry->arriving_by())) other = entry->arriving_by();
+        continue;
+      }
+      HostPin pin = host_.Arrive(hash, index > 0 ? request->hashes[at - 1] : PageHash{}, index, id);
+      if (!pin) {
+        totals_.host_full += fetch.end - index;
+        break;
+      }
+      plan_->prefetch.op.Push(id);
+      plan_->prefetch.group.Push(0);
+      plan_->prefetch.host.Push(pin.page());
+      plan_->prefetch.hash.Push(hash);
+      op.host.push_back(std::move(pin));
+    }
+    if (!op.host.empty()) {
+      ++next_op_;
+      ops_.emplace(id, std::move(op));
+    } else if (auto* followed = other < 0 ? nullptr : std::get_if<PrefetchOp>(&ops_.at(other)); followed != nullptr) {
+      followed->followers.push_back(fetch.owner);
+    } else {
+      EndFetch(*request);
+    }
+  }
+}
+
+void Scheduler::EndFetch(Request& request) {
+  Apply(request, StoreAnswered{});
+  waiting_.emplace(request.order, &request);
+}
+
+void Scheduler::ExpireFetches() {
+  while (!fetch_deadlines_.empty() && fetch_deadlines_.front().at_us <= now_us_) {
+    Request* request = Find(fetch_deadlines_.front().request);
+    fetch_deadlines_.pop_front();
+    if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) continue;
+    ++totals_.prefetch_timeouts;
+    EndFetch(*request);
+  }
+}
+
+void Scheduler::BeginStores() {
+  for (size_t ops = 0; ops < kStoreOpsInPlan && !pending_stores_.empty(); ++ops) {
+    StoreOp op;
+    const int64_t id = next_op_;
+    while (!pending_stores_.empty() && op.host.size() < static_cast<size_t>(kStorePages)) {
+      const PageHash hash = pending_stores_.front();
+      pending_stores_.pop_front();
+      const HostEntry* entry = host_.Find(hash);
+      if (entry == nullptr || !entry->ready() || entry->stored()) continue;  // it left meanwhile
+      op.host.push_back(host_.Pin(hash));
+      plan_->store.op.Push(id);
+      plan_->store.group.Push(0);
+      plan_->store.host.Push(op.host.back().page());
+      plan_->store.hash.Push(hash);
+    }
+    if (op.host.empty()) return;
+    ++next_op_;
+    ops_.emplace(id, std::move(op));
+  }
+}
+
+// ---- answers ----
+
+void Scheduler::CacheDone(std::span<const int64_t> op_ids, std::span<const int32_t> pages) {
+  if (op_ids.size() != pages.size()) {
+    throw std::invalid_argument("op_ids has " + std::to_string(op_ids.size()) + " entries and pages " + std::to_string(pages.size()) +
+                                "; each op needs one count");
+  }
+  std::unordered_set<int64_t> seen;
+  for (size_t i = 0; i < op_ids.size(); ++i) {
+    const auto found = ops_.find(op_ids[i]);
+    if (found == ops_.end() || !seen.insert(op_ids[i]).second) {
+      throw std::invalid_argument("transfer " + std::to_string(op_ids[i]) + " is not in flight; each is answered once");
+    }
+    if (pages[i] < 0 || pages[i] > PagesOf(found->second)) {
+      throw std::invalid_argument("transfer " + std::to_string(op_ids[i]) + " has " + std::to_string(PagesOf(found->second)) + " pages; " +
+                                  std::to_string(pages[i]) + " of them cannot be good");
+    }
+  }
+  for (size_t i = 0; i < op_ids.size(); ++i) {
+    CacheOp op = std::move(ops_.extract(op_ids[i]).mapped());
+    std::visit([&](auto& concrete) { Answer(op_ids[i], concrete, pages[i]); }, op);
+  }
+  QueueWoken();
+}
+
+void Scheduler::Answer(int64_t, WriteBackOp& op, int32_t pages) {
+  --moving_;
+  totals_.pages_written_back += pages;
+  totals_.write_backs_failed += static_cast<int64_t>(op.host.size()) - pages;
+  for (int32_t i = 0; i < pages; ++i) {
+    const HostPin& pin = op.host[static_cast<size_t>(i)];
+    host_.Land(pin);
+    if (config_.l3 && pin.entry().ready() && pending_stores_.size() < kMaxPendingStores) pending_stores_.push_back(pin.entry().hash());
+  }
+  op.host.clear();
+  if (op.cold_since != 0) tree_.ReleaseCold(std::move(op.pin), op.cold_since);
+  else op.pin = {};
+  WriteEnded(op.owner);
+}
+
+void Scheduler::Answer(int64_t id, LoadBackOp& op, int32_t pages) {
+  --moving_;
+  const bool failed = pages < static_cast<int32_t>(op.host.size());
+  totals_.pages_loaded_back += pages;
+  totals_.load_backs_failed += static_cast<int64_t>(op.host.size()) - pages;
+  for (size_t i = static_cast<size_t>(pages); i < op.host.size(); ++i) host_.Discard(op.host[i]);
+  op.host.clear();
+
+  Request* request = Find(op.owner);
+  Residence* residence = request == nullptr || request->load_op != id ? nullptr : ResidenceOf(request->state);
+  if (residence == nullptr) {
+    // A step in flight may still read them, for a row that does not count.
+    if (!steps_.empty()) {
+      for (PageLease& page : op.device) deferred_.emplace_back(steps_.back().plan_id, std::move(page));
+    }
+    return;
+  }
+  request->load_op = -1;
+  residence->loading = 0;
+  residence->tail.insert(residence->tail.begin(), std::make_move_iterator(op.device.begin()), std::make_move_iterator(op.device.end()));
+  const bool runs = request->row >= 0 || NameOf(request->state) == StateName::kPrefilling;
+  if (!runs) return;
+  if (!failed) {
+    request->first_load_tokens = 0;
+    Publish(*request, *residence);
+  } else if (request->load_unsettled) {
+    request->load_failed = true;  // its row in flight computes on nothing
+  } else {
+    Finish(*request, FinishReason::kFailed);  // it was said to be there, and its tokens are with the client
+  }
+}
+
+void Scheduler::Answer(int64_t, LookupOp& op, int32_t pages) {
+  Request* request = Find(op.owner);
+  if (pages > 0) ++totals_.lookup_hits;
+  if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) return;
+  if (int64_t{pages} * page_size_ < config_.prefetch_threshold) {
+    EndFetch(*request);
+    return;
+  }
+  request->fetch_begin = op.begin;
+  pending_prefetches_.push_back({op.owner, op.begin, op.begin + pages});
+}
+
+void Scheduler::Answer(int64_t, PrefetchOp& op, int32_t pages) {
+  totals_.pages_prefetched += pages;
+  totals_.prefetches_failed += static_cast<int64_t>(op.host.size()) - pages;
+  for (int32_t i = 0; i < pages; ++i) {
+    const HostPin& pin = op.host[static_cast<size_t>(i)];
+    host_.Land(pin);
+    host_.MarkStored(pin);
+  }
+  const int32_t end = pages == 0 ? 0 : op.host[static_cast<size_t>(pages - 1)].entry().depth() + 1;
+  op.host.clear();
+  op.followers.push_back(op.owner);
+  for (const RequestKey& key : op.followers) {
+    Request* request = Find(key);
+    if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) continue;
+    request->fetch_end = std::max(request->fetch_begin, end);
+    EndFetch(*request);
+  }
+}
+
+void Scheduler::Answer(int64_t, StoreOp& op, int32_t pages) {
+  totals_.pages_stored += pages;
+  totals_.stores_failed += static_cast<int64_t>(op.host.size()) - pages;
+  for (int32_t i = 0; i < pages; ++i) {
+    const HostPin& pin = op.host[static_cast<size_t>(i)];
+    host_.MarkStored(pin);
+    events_.Stored(KvMedium::kStorage, pin.entry().hash(), pin.entry().parent(), pin.entry().depth());
+  }
+}
+
+// ---- a load that failed ----
+
+void Scheduler::Reload(Request& request) {
+  ForgetRunning(request);
+  ++totals_.reloads;
+  if (request.load_op >= 0) {
+    // Not answered yet: which pages are bad is not known, so nobody is given any of them.
+    auto& op = std::get<LoadBackOp>(ops_.at(request.load_op));
+    for (const HostPin& pin : op.host) host_.Discard(pin);
+    request.load_op = -1;
+  }
+  if (request.first_load_tokens > 0) {
+    totals_.prefix_hit_tokens -= request.first_load_tokens;
+    totals_.host_hit_tokens -= request.host_tokens;
+    totals_.storage_hit_tokens -= request.storage_tokens;
+    request.cached_tokens -= request.first_load_tokens;
+    request.first_load_tokens = request.host_tokens = request.storage_tokens = 0;
+  }
+  request.load_failed = request.load_unsettled = false;
+  request.computed = 0;
+  request.width = 0;
+  request.overtaken = 0;
+  request.hint = {};
+  request.reach = 0;
+  request.retracted_since_us = now_us_;
+  reloaded_.push_back(request.id);
+  if (request.inflight_rows > 0) {
+    Apply(request, ReloadInFlight{});
+  } else {
+    Apply(request, tokenspeed::Reload{});
+    waiting_.emplace(request.order, &request);
+  }
+}
+
+}  // namespace tokenspeed
