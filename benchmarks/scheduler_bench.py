@@ -1,9 +1,11 @@
 """Times the scheduler through its Python face: a plan, its arrays read, the arrays for advance made, and advance.
 
-``python benchmarks/scheduler_bench.py [--json] [--upstream] [--plans 5000] [--runs 5] [--only PATTERN]``
+``python benchmarks/scheduler_bench.py [--json] [--upstream] [--tiers] [--plans 5000] [--runs 5] [--only PATTERN]``
 
 Each row is the best of several runs (by the sum of its two medians): on a shared machine the others measure the neighbours. A
-plan's time holds the call and the reading of every array; ``events_us`` is the making of the arrays for advance.
+plan's time holds the call and the reading of every array; ``events_us`` is the making of the arrays for advance. With ``--tiers``
+there are a host tier that everything is written through to and a store below it, every transfer is answered before the advance of its
+step, and ``cache_us`` is the time of those answers, over the steps that had any.
 """
 
 from __future__ import annotations
@@ -40,6 +42,20 @@ ARRAYS = (
     "finished_ids",
     "finished_reasons",
 )
+KINDS = ("write_back", "load_back", "lookup", "prefetch", "store")
+TRANSFERS = (
+    *(f"{kind}_{name}" for kind in KINDS for name in ("op", "group")),
+    "write_back_device",
+    "write_back_host",
+    "load_back_host",
+    "load_back_device",
+    "load_back_row",
+    "lookup_hash",
+    "prefetch_host",
+    "prefetch_hash",
+    "store_host",
+    "store_hash",
+)
 Result = dict[str, Any]
 Tokens = npt.NDArray[np.int32]
 
@@ -47,10 +63,15 @@ Tokens = npt.NDArray[np.int32]
 class Driver:
     """A scheduler and the smallest engine around it; keeps the times of its last steps."""
 
+    tiers = False  # set once, from the command line
+
     def __init__(self, pages: int, rows: int, budget: int = 8192, **config: Any) -> None:
+        if self.tiers:
+            config |= {"l3": True, "prefetch_threshold": 1 << 30}  # every page is stored; none is asked for
+        self.arrays = ARRAYS + TRANSFERS if self.tiers else ARRAYS
         self.scheduler = ts.Scheduler(
             ts.SchedulerConfig(
-                groups=[ts.CacheGroupConfig(page_size=PAGE, num_pages=pages)],
+                groups=[ts.CacheGroupConfig(page_size=PAGE, num_pages=pages, host_pages=pages if self.tiers else 0)],
                 max_num_seqs=rows,
                 max_batched_tokens=budget,
                 max_model_len=1 << 20,
@@ -63,6 +84,7 @@ class Driver:
         self.plan_ns: list[int] = []
         self.events_ns: list[int] = []
         self.advance_ns: list[int] = []
+        self.cache_ns: list[int] = []
 
     def submit(self, tokens: Tokens, new: int = 1 << 20) -> int:
         self.next_id += 1
@@ -78,9 +100,11 @@ class Driver:
         clock = time.perf_counter_ns
         start = clock()
         plan = self.scheduler.next_execution_plan(self.now)
-        for name in ARRAYS:
+        for name in self.arrays:
             getattr(plan, name)
         planned = clock()
+        if self.tiers and plan.num_transfers:
+            self.answer(plan)
         rows = plan.num_rows
         if rows == 0:
             self.plan_ns.append(planned - start)
@@ -99,7 +123,16 @@ class Driver:
         self.advance_ns.append(end - ready)
         return rows
 
+    def answer(self, plan: ts.ExecutionPlan) -> None:
+        """Every transfer of the plan has brought all its pages."""
+        ops, pages = np.unique(np.concatenate([getattr(plan, f"{kind}_op") for kind in KINDS]), return_counts=True)
+        counts = pages.astype(np.int32)
+        start = time.perf_counter_ns()
+        self.scheduler.cache_done(ops, counts)
+        self.cache_ns.append(time.perf_counter_ns() - start)
+
     def forget(self) -> None:
+        self.cache_ns.clear()
         self.plan_ns.clear()
         self.events_ns.clear()
         self.advance_ns.clear()
@@ -121,11 +154,14 @@ def percentiles(nanoseconds: list[int]) -> Result:
 
 
 def summary(driver: Driver) -> Result:
-    return {
+    result = {
         "plan_us": percentiles(driver.plan_ns),
         "events_us": percentiles(driver.events_ns),
         "advance_us": percentiles(driver.advance_ns),
     }
+    if driver.cache_ns:
+        result["cache_us"] = percentiles(driver.cache_ns)
+    return result
 
 
 def prompt(seed: int, length: int) -> Tokens:
@@ -168,7 +204,7 @@ def crossing_row(rows: int, context: int, plans: int) -> Result:
         driver.submit(prompt(row + 2, context))
     driver.settle()
     keep = Driver.__new__(Driver)
-    keep.plan_ns, keep.events_ns, keep.advance_ns = [], [], []
+    keep.plan_ns, keep.events_ns, keep.advance_ns, keep.cache_ns = [], [], [], []
     for _ in range(plans):
         driver.forget()
         driver.step()
@@ -197,7 +233,7 @@ def waiting_row(waiting: int, context: int, plans: int) -> Result:
     prompts = [prompt(1000 + extra, context) for extra in range(waiting)]
     alone, beside = Driver.__new__(Driver), Driver.__new__(Driver)
     for kept in (alone, beside):
-        kept.plan_ns, kept.events_ns, kept.advance_ns = [], [], []
+        kept.plan_ns, kept.events_ns, kept.advance_ns, kept.cache_ns = [], [], [], []
     for _ in range(max(1, plans // block)):
         for kept, extra in ((alone, 0), (beside, waiting)):
             ids = [driver.submit(prompts[i], new=400_000) for i in range(extra)]
@@ -269,10 +305,12 @@ def main() -> int:
     parser.add_argument("--plans", type=int, default=5000, help="plans in a run")
     parser.add_argument("--runs", type=int, default=5, help="runs of which the best counts")
     parser.add_argument("--only", default="*", help="scenarios whose name fits this pattern")
+    parser.add_argument("--tiers", action="store_true", help="with a host tier and a store below it")
     parser.add_argument(
         "--upstream", action="store_true", help="also time tokenspeed-scheduler==0.1.42, where it is installed"
     )
     options = parser.parse_args()
+    Driver.tiers = options.tiers
     report: Result = {}
     for name, run in scenarios(options.plans, options.runs):
         if not fnmatch.fnmatch(name, options.only):

@@ -132,6 +132,18 @@ void BindScheduler(py::module_& module) {
       .def("calc_rolling_hash", &CalcRollingHash, py::arg("tokens"), py::arg("salt") = py::bytes(),
            py::arg("extra_keys") = std::vector<std::pair<int64_t, py::bytes>>{}, py::arg("adapter") = 0)
       .def("cache_done", &CacheDone, py::arg("op_ids"), py::arg("pages"))
+      .def(
+          "prefetch_session",
+          [](const SharedPtr& self, int64_t session, int64_t now_us) {
+            return self->Locked([&](Scheduler& scheduler) { return scheduler.PrefetchSession(session, now_us); });
+          },
+          py::arg("session"), py::arg("now_us"))
+      .def(
+          "release_session",
+          [](const SharedPtr& self, int64_t session) {
+            return self->Locked([&](Scheduler& scheduler) { return scheduler.ReleaseSession(session); });
+          },
+          py::arg("session"))
       .def("drain_kv_events",
            [](const SharedPtr& self) { return self->Locked([](Scheduler& scheduler) { return scheduler.DrainKvEvents(); }); })
       .def_property_readonly(

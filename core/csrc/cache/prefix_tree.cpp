@@ -119,7 +119,7 @@ void PrefixTree::DropUser(PrefixNode* node) noexcept {
   for (; --node->users_ == 0; node = node->parent_) {
     evictable_ += static_cast<int32_t>(node->edge_.size());
     node->last_use_ = tick_;
-    if (node->child_count_ == 0) lru_.PushBack(*node);
+    if (node->child_count_ == 0) ListOf(*node).PushBack(*node);
   }
 }
 
@@ -149,12 +149,29 @@ void PrefixTree::ReleaseCold(NodePin pin, uint64_t last_use) noexcept {
 
 void PrefixTree::ListByLastUse(PrefixNode& leaf) noexcept {
   PrefixNode* before = nullptr;
-  lru_.VisitWhile([&](PrefixNode& other) {
+  IntrusiveList<PrefixNode, LruTag>& list = ListOf(leaf);
+  list.VisitWhile([&](PrefixNode& other) {
     if (other.last_use_ > leaf.last_use_) before = &other;
     return before == nullptr;
   });
-  if (before == nullptr) lru_.PushBack(leaf);
-  else lru_.InsertBefore(leaf, *before);
+  if (before == nullptr) list.PushBack(leaf);
+  else list.InsertBefore(leaf, *before);
+}
+
+// ---- keeping ----
+
+void PrefixTree::Keep(const NodePin& pin, int64_t until_us) noexcept {
+  for (PrefixNode* node = pin.node_; node->parent_ != nullptr; node = node->parent_) node->keep_until_us_ = std::max(node->keep_until_us_, until_us);
+}
+
+void PrefixTree::Unkeep(std::span<const PageHash> hashes, bool expired_only) noexcept {
+  for (PrefixNode* node = Match(hashes, static_cast<int32_t>(hashes.size())).node_; node->parent_ != nullptr; node = node->parent_) {
+    if (expired_only && node->keep_until_us_ > now_us_) continue;  // another keeps it longer
+    node->keep_until_us_ = 0;
+    if (!static_cast<ListLink<LruTag>*>(node)->linked()) continue;
+    kept_.Remove(*node);
+    ListByLastUse(*node);
+  }
 }
 
 void PrefixTree::MovePin(NodePin& pin, PrefixNode& to) noexcept {
@@ -240,6 +257,7 @@ PrefixNode* PrefixTree::Split(PrefixNode& node, int32_t depth) {
   upper->child_count_ = 1;
   upper->users_ = node.users_ > 0 ? 1 : 0;
   upper->last_use_ = node.last_use_;
+  upper->keep_until_us_ = node.keep_until_us_;
   return upper;
 }
 
@@ -259,6 +277,13 @@ void PrefixTree::MergeIntoOnlyChild(PrefixNode& node) noexcept {
   }
   child.begin_ = node.begin_;
   child.last_use_ = std::max(child.last_use_, node.last_use_);
+  if (node.keep_until_us_ > child.keep_until_us_) {
+    child.keep_until_us_ = node.keep_until_us_;
+    if (static_cast<ListLink<LruTag>&>(child).linked()) {
+      lru_.Remove(child);
+      ListByLastUse(child);
+    }
+  }
   child.parent_ = parent;
   node.children_.Remove(child);
   node.child_count_ = 0;
@@ -271,13 +296,14 @@ void PrefixTree::Recycle(PrefixNode& node) noexcept {
   node.edge_.clear();
   node.parent_ = nullptr;
   node.users_ = node.pins_ = node.child_count_ = 0;
+  node.keep_until_us_ = 0;
   ++node.generation_;
   recycled_.push_back(&node);
 }
 
 PrefixTree::Evicted PrefixTree::EvictOne() {
-  assert(evictable_ > 0 && !lru_.empty());
-  PrefixNode& leaf = lru_.front();
+  assert(evictable_ > 0);
+  PrefixNode& leaf = lru_.empty() ? kept_.front() : lru_.front();
   if (leaf.edge_.size() == 1) heads_.erase(leaf.edge_.front().hash);
   CachedPage& last = leaf.edge_.back();
   Evicted evicted{std::move(last.page), last.hash, leaf.end() - 1};
@@ -300,8 +326,8 @@ void PrefixTree::Unlink(PrefixNode& leaf) noexcept {
     MergeIntoOnlyChild(*parent);
   } else if (parent->child_count_ == 0 && parent->users_ == 0) {
     // Used together with the leaf just evicted: as cold as that was. Used later: behind the others.
-    if (parent->last_use_ > last_use) lru_.PushBack(*parent);
-    else lru_.PushFront(*parent);
+    if (parent->last_use_ > last_use) ListOf(*parent).PushBack(*parent);
+    else ListOf(*parent).PushFront(*parent);
   }
 }
 

@@ -9,7 +9,8 @@
 //   * a pin covers exactly the path of its node, so a node is split where a pin ends inside its edge;
 //   * users(node) = pins on it + children with users > 0; a node without users has no user below it either;
 //   * evictable() = pages on edges of nodes without users; all of them can be evicted, leaves first;
-//   * the LRU list holds exactly the leaves without users, the coldest first.
+//   * the two LRU lists hold exactly the leaves without users, the coldest first: those that are kept for a while in one of their
+//     own, from which nothing is taken before the other is empty.
 //
 // Who owns what: the tree owns its nodes and holds the lease of every cached page. A NodePin keeps one path from being evicted
 // and gives it back in its destructor. Cost: Match is O(pages matched), Pin and Publish O(pages handed over + nodes passed),
@@ -64,6 +65,7 @@ class PrefixNode : public ListLink<LruTag>, public ListLink<SiblingTag> {
   int32_t users_ = 0;
   uint32_t generation_ = 0;  // raised when the node is recycled: a remembered position then no longer names it
   uint64_t last_use_ = 0;    // tick of the last release
+  int64_t keep_until_us_ = 0;
 
   friend class RowOrder;  // marks the nodes that it has met
   mutable uint64_t mark_ = 0;
@@ -161,6 +163,12 @@ class PrefixTree {
       }
     }
   }
+  // Keeps the pinned path above others until that time: it is evicted only when nothing else is left.
+  void Keep(const NodePin& pin, int64_t until_us) noexcept;
+  // Ends that for the cached prefix of `hashes`, or what is over of it by now.
+  void Unkeep(std::span<const PageHash> hashes, bool expired_only) noexcept;
+  void SetNow(int64_t now_us) noexcept { now_us_ = now_us; }
+
   // Looks at up to `pages` of the pages that would be evicted next. A pin for each leaf on which `wanted(hash)` holds for one of
   // them, with the index of the first such page.
   struct ColdRun {
@@ -171,7 +179,7 @@ class PrefixTree {
   template <class Wanted>
   [[nodiscard]] std::vector<ColdRun> PinCold(int32_t pages, Wanted&& wanted) {
     std::vector<std::pair<PrefixNode*, int32_t>> found;
-    lru_.VisitWhile([&](PrefixNode& leaf) {
+    const auto look = [&](PrefixNode& leaf) {
       const int32_t stop = std::max(leaf.begin(), leaf.end() - pages);
       int32_t first = -1;
       for (int32_t index = stop; index < leaf.end() && first < 0; ++index) {
@@ -180,7 +188,9 @@ class PrefixTree {
       if (first >= 0) found.emplace_back(&leaf, first);
       pages -= leaf.end() - stop;
       return pages > 0;
-    });
+    };
+    lru_.VisitWhile(look);
+    if (pages > 0) kept_.VisitWhile(look);
     std::vector<ColdRun> runs;
     for (const auto& [leaf, first] : found) {
       AddPin(*leaf);
@@ -221,6 +231,7 @@ class PrefixTree {
   void DropUser(PrefixNode* node) noexcept;
   void AddPin(PrefixNode& node) noexcept;
   void DropPin(PrefixNode& node) noexcept;
+  [[nodiscard]] IntrusiveList<PrefixNode, LruTag>& ListOf(const PrefixNode& leaf) noexcept { return leaf.keep_until_us_ > now_us_ ? kept_ : lru_; }
   void ListByLastUse(PrefixNode& leaf) noexcept;
   void MovePin(NodePin& pin, PrefixNode& to) noexcept;
   void Verify(std::vector<int32_t>& pages) const;
@@ -231,6 +242,8 @@ class PrefixTree {
   // The first page of every edge. A hash names a whole prefix, so one map serves all nodes.
   std::unordered_map<PageHash, PrefixNode*, PageHashHasher> heads_;
   IntrusiveList<PrefixNode, LruTag> lru_;
+  IntrusiveList<PrefixNode, LruTag> kept_;
+  int64_t now_us_ = 0;
   int32_t evictable_ = 0;
   int32_t pages_ = 0;
   uint64_t tick_ = 0;

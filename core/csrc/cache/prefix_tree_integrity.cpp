@@ -15,7 +15,10 @@ void Require(bool holds, const char* what) {
 
 void PrefixTree::Verify(std::vector<int32_t>& pages) const {
   std::unordered_set<const PrefixNode*> cold;
-  lru_.ForEach([&](const PrefixNode& node) { Require(cold.insert(&node).second, "a node stands twice in the LRU list"); });
+  for (const auto* list : {&lru_, &kept_}) {
+    list->ForEach([&](const PrefixNode& node) { Require(cold.insert(&node).second, "a node stands twice in the LRU lists"); });
+  }
+  lru_.ForEach([&](const PrefixNode& node) { Require(node.keep_until_us_ <= now_us_, "a node that is kept stands among the others"); });
 
   int32_t evictable = 0;
   int32_t nodes = 0;

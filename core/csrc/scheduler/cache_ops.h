@@ -15,6 +15,7 @@
 #include "cache/page_hash.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_tree.h"
+#include "scheduler/inflight_prefixes.h"
 
 namespace tokenspeed {
 
@@ -34,9 +35,12 @@ struct LoadBackOp {
   RequestKey owner;
   std::vector<HostPin> host;
   std::vector<PageLease> device;
-  // Without a request (a session brought up): where the pages go in the tree.
+  // Without a request (a session brought up): where the pages go in the tree, and the claim that makes others wait for them.
   NodePin pin;
   std::vector<PageHash> hashes;
+  std::vector<int32_t> tokens;  // of `hashes`, where events tell of them
+  int64_t adapter = 0;
+  PrefixClaim claim;
 };
 struct LookupOp {
   RequestKey owner;

@@ -171,6 +171,7 @@ void Scheduler::Finish(Request& request, FinishReason reason) {
 }
 
 void Scheduler::EndNow(Request& request, FinishReason reason) {
+  RetainSession(request, reason);
   if (request.writes > 0) {
     Apply(request, EndWriting{reason});
     request.DropTokens();
@@ -204,6 +205,7 @@ AbortRefusal Scheduler::AbortRequest(int64_t id, FinishReason reason) {
     if (!Apply(request, AbortInFlight{reason})) return before == StateName::kAborting ? AbortRefusal::kAborting : AbortRefusal::kFinished;
     if (before != StateName::kRetracting) ForgetRunning(request);
   } else {
+    if (ResidenceOf(request.state) != nullptr) RetainSession(request, reason);
     if (!Apply(request, Abort{reason})) return AbortRefusal::kFinished;
     inflight_prefixes_.Unpark(request);
     const bool running = before == StateName::kPrefilling || before == StateName::kPrefillDone || before == StateName::kDecoding;
@@ -256,6 +258,7 @@ int32_t Scheduler::FlushCache() {
     const PrefixTree::Evicted evicted = tree_.EvictOne();
     if (!all) events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
   }
+  while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second, false);
   host_.Flush(!all);
   if (all && device + host > 0) events_.Cleared();
   return device + host;
@@ -275,7 +278,9 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
                                 std::to_string(config_.overlap_depth) + "; advance plan " + std::to_string(steps_.front().plan_id) + " first");
   }
   now_us_ = std::max(now_us_, now_us);
+  tree_.SetNow(now_us_);
   ExpireFetches();
+  ExpireSessions();
   const int64_t id = next_plan_id_++;
   // Neither the plan before nor one in flight is written over.
   const auto readable = [&](const ExecutionPlan& plan) {

@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -74,6 +75,12 @@ class Scheduler {
   // Drops every cached page that nothing uses, on the device and on the host; returns how many.
   int32_t FlushCache();
 
+  // Brings the last turn of a session back to the device before its next turn comes: pages that the next plan begins to load; 0 where
+  // the session is not known or nothing of it is missing.
+  int32_t PrefetchSession(int64_t session, int64_t now_us);
+  // Keeps its prefix no longer than others. False where it is not known.
+  bool ReleaseSession(int64_t session);
+
   // What entered and left each tier since the last call. Empty unless config().kv_events.
   [[nodiscard]] KvEvents DrainKvEvents() { return events_.Drain(); }
 
@@ -93,7 +100,8 @@ class Scheduler {
   [[nodiscard]] int64_t cache_ops_in_flight() const noexcept { return static_cast<int64_t>(ops_.size()); }
   // Transfers decided on that stand in no plan yet.
   [[nodiscard]] int64_t cache_ops_pending() const noexcept {
-    return static_cast<int64_t>(pending_writes_.size() + pending_lookups_.size() + pending_prefetches_.size() + pending_stores_.size());
+    return static_cast<int64_t>(pending_writes_.size() + pending_lookups_.size() + pending_prefetches_.size() + pending_stores_.size() +
+                                pending_sessions_.size());
   }
   [[nodiscard]] int32_t plans_in_flight() const noexcept { return static_cast<int32_t>(steps_.size()); }
   [[nodiscard]] const SchedulerConfig& config() const noexcept { return config_; }
@@ -186,6 +194,20 @@ class Scheduler {
   void Answer(int64_t id, PrefetchOp& op, int32_t pages);
   void Answer(int64_t id, StoreOp& op, int32_t pages);
   void WriteEnded(const RequestKey& owner);
+  // ---- scheduler_sessions.cpp: prefixes kept between the turns of a session ----
+  struct Session {
+    std::vector<PageHash> hashes;  // of its last turn
+    std::vector<int32_t> tokens;   // of those pages, where events tell of them
+    int64_t adapter;
+    int64_t until_us;
+  };
+  void RetainSession(Request& request, FinishReason reason);
+  void ExpireSessions();
+  void ForgetSession(int64_t id, bool expired);
+  void BeginSessionLoads();
+  // The device's depth of its prefix, and the host's below it.
+  [[nodiscard]] std::pair<PrefixTree::Position, int32_t> ReachOf(const Session& session);
+
   // Its prefix did not come back from the host: it gives everything up and computes.
   void Reload(Request& request);
   void AskStoreFor(Request& request);
@@ -240,6 +262,10 @@ class Scheduler {
     RequestKey request;
   };
   std::deque<Deadline> fetch_deadlines_;  // the earliest first: all wait equally long
+  std::unordered_map<int64_t, Session> sessions_;
+  std::set<std::pair<int64_t, int64_t>> session_ends_;  // (until_us, session)
+  int64_t retained_pages_ = 0;
+  std::vector<int64_t> pending_sessions_;  // to be brought up by the next plan
   std::vector<int64_t> reloaded_;         // told of by the next plan
 
   std::unordered_map<int64_t, std::unique_ptr<Request>> requests_;

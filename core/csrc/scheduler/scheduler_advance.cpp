@@ -80,7 +80,11 @@ void Scheduler::LastStepEnded(Request& request, StateName name) {
       Apply(request, Released{});
       waiting_.emplace(request.order, &request);
     }
-  } else if (name == StateName::kDraining && request.writes > 0) {
+    return;
+  }
+  const auto* aborting = std::get_if<Aborting>(&request.state);
+  RetainSession(request, aborting != nullptr ? aborting->reason : std::get<Draining>(request.state).reason);
+  if (name == StateName::kDraining && request.writes > 0) {
     Apply(request, StepEndedWriting{});
     request.DropTokens();
   } else {

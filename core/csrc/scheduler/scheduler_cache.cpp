@@ -73,6 +73,7 @@ void Scheduler::BeginTransfers() {
   if (!host_.on()) return;
   if (config_.write_policy == WritePolicy::kOnEvict) QueueColdWrites();
   if (!pending_writes_.empty()) BeginWrites();
+  if (!pending_sessions_.empty()) BeginSessionLoads();
   if (!pending_lookups_.empty()) BeginLookups();
   if (!pending_prefetches_.empty()) BeginPrefetches();
   if (!pending_stores_.empty()) BeginStores();
@@ -251,8 +252,8 @@ void Scheduler::CacheDone(std::span<const int64_t> op_ids, std::span<const int32
     }
   }
   for (size_t i = 0; i < op_ids.size(); ++i) {
-    CacheOp op = std::move(ops_.extract(op_ids[i]).mapped());
-    std::visit([&](auto& concrete) { Answer(op_ids[i], concrete, pages[i]); }, op);
+    auto node = ops_.extract(op_ids[i]);  // stays where it is: a claim names the hashes in it
+    std::visit([&](auto& concrete) { Answer(op_ids[i], concrete, pages[i]); }, node.mapped());
   }
   QueueWoken();
 }
@@ -279,6 +280,19 @@ void Scheduler::Answer(int64_t id, LoadBackOp& op, int32_t pages) {
   totals_.load_backs_failed += static_cast<int64_t>(op.host.size()) - pages;
   for (size_t i = static_cast<size_t>(pages); i < op.host.size(); ++i) host_.Discard(op.host[i]);
   op.host.clear();
+  if (op.pin) {
+    const int32_t first = op.pin.depth();
+    std::vector<PrefixTree::Replaced> replaced;  // what another brought meanwhile; these go back
+    const auto count = static_cast<size_t>(pages);
+    tree_.Publish(op.pin, std::span(op.hashes).subspan(static_cast<size_t>(first), count), std::span(op.device).first(count), replaced);
+    for (int32_t index = first + static_cast<int32_t>(replaced.size()); events_.on() && index < first + pages; ++index) {
+      const auto at = static_cast<size_t>(index);
+      const std::span<const int32_t> tokens(op.tokens.data() + at * static_cast<size_t>(page_size_), static_cast<size_t>(page_size_));
+      events_.Stored(KvMedium::kDevice, op.hashes[at], index > 0 ? op.hashes[at - 1] : PageHash{}, index, op.adapter, tokens);
+    }
+    op.claim = {};
+    return;
+  }
 
   Request* request = Find(op.owner);
   Residence* residence = request == nullptr || request->load_op != id ? nullptr : ResidenceOf(request->state);

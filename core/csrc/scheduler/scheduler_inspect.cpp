@@ -29,6 +29,8 @@ SchedulerStats Scheduler::Stats() const {
   stats.host_evicted_pages = host_.evicted();
   stats.cache_ops_in_flight = cache_ops_in_flight();
   stats.cache_ops_pending = cache_ops_pending();
+  stats.sessions = static_cast<int64_t>(sessions_.size());
+  stats.retained_pages = retained_pages_;
   stats.expected_output = output_lengths_.Mean();
   return stats;
 }
@@ -90,6 +92,12 @@ void Scheduler::CheckIntegrity() const {
   require(moving == moving_, "the transfers between host and device are miscounted");
   for (const PendingWrite& write : pending_writes_) ++writes[Find(write.owner)];
   host_.CheckIntegrity(host_pins);
+  int64_t retained = 0;
+  for (const auto& [id, session] : sessions_) {
+    retained += static_cast<int64_t>(session.hashes.size());
+    require(session_ends_.contains({session.until_us, id}), "the end of a session is not known");
+  }
+  require(retained == retained_pages_ && session_ends_.size() == sessions_.size(), "sessions are miscounted");
 
   std::unordered_set<int32_t> slots(slots_.free_ids().begin(), slots_.free_ids().end());
   const auto free_slots = static_cast<int32_t>(slots.size());

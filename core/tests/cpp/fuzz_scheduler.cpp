@@ -84,6 +84,7 @@ class Round {
       config.prefetch_timeout_us = Chance(20) ? 0 : Pick(1, 2'000);
     }
     config.kv_events = Chance(50);
+    config.retain_percent = static_cast<int32_t>(Pick(0, 100));
     return config;
   }
 
@@ -117,6 +118,8 @@ class Round {
     else if (dice < 94) Abort();
     else if (dice < 96) (void)scheduler_.FlushCache();
     else if (dice < 98) MisuseCalls();
+    else if (Chance(60)) (void)scheduler_.PrefetchSession(Pick(0, 6), now_us_);
+    else if (Chance(30)) (void)scheduler_.ReleaseSession(Pick(0, 6));
     else (void)scheduler_.InfoOf(Pick(0, next_id_));
   }
 
@@ -135,6 +138,10 @@ class Round {
     if (Chance(10)) spec.extra_keys.push_back({Pick(0, length - 1), {7}});
     if (Chance(30)) spec.priority = Pick(-2, 2);
     if (Chance(10)) spec.max_reuse_tokens = Pick(0, length);
+    if (Chance(40)) {
+      spec.session = Pick(0, 5);
+      spec.retain_us = Chance(80) ? Pick(1, 3'000) : 0;
+    }
     return spec;
   }
 
@@ -176,7 +183,7 @@ class Round {
       case 7: spec.extra_keys = {{static_cast<int64_t>(spec.tokens.size()), {1}}}; expected = SubmitRefusal::kBadExtraKey; break;
       case 8: spec.priority = 2'000'000; expected = SubmitRefusal::kBadPriority; break;
       case 9: spec.max_reuse_tokens = -2; expected = SubmitRefusal::kBadMaxReuse; break;
-      case 12: spec.retain_us = Chance(50) ? -1 : 1; expected = SubmitRefusal::kBadRetain; break;
+      case 12: spec.session = -1; spec.retain_us = Chance(50) ? -1 : 1; expected = SubmitRefusal::kBadRetain; break;
       default: break;
     }
   }

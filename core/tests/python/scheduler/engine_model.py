@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+from tier_model import Tiers
 
 from tokenspeed import _scheduler as ts
 
-__all__ = ["Engine", "Known", "Step", "make_config"]
+__all__ = ["Engine", "Known", "Row", "Step", "make_config"]
 
 
 def make_config(
@@ -20,8 +22,11 @@ def make_config(
     model_len: int = 200,
     width: int = 1,
     overlap: int = 0,
+    host: int = 0,
+    **tiers: Any,
 ) -> ts.SchedulerConfig:
-    group = ts.CacheGroupConfig(page_size=page, num_pages=pages)
+    """``tiers``: fields of SchedulerConfig about the tiers below the device."""
+    group = ts.CacheGroupConfig(page_size=page, num_pages=pages, host_pages=host)
     return ts.SchedulerConfig(
         groups=[group],
         max_num_seqs=seqs,
@@ -29,6 +34,7 @@ def make_config(
         max_model_len=model_len,
         max_row_width=width,
         overlap_depth=overlap,
+        **tiers,
     )
 
 
@@ -41,6 +47,23 @@ class Known:
     limit: int
     kv: int = 0
     aborted: bool = False
+    stay: int = 0  # counts its stays in a slot
+    lost: int = -1  # the stay whose prefix did not come back from the host: nothing of it counts
+
+
+class Row(NamedTuple):
+    """A row of a plan, copied out of its views."""
+
+    request: int
+    slot: int
+    context: int
+    query: int
+    samples: bool
+    extend: bool
+    inputs: list[int]
+    table: list[int]
+    stay: int
+    load: int  # the transfer that brings its prefix, or -1
 
 
 @dataclass
@@ -48,7 +71,7 @@ class Step:
     """A plan in flight, copied out of its views."""
 
     plan_id: int
-    rows: list[tuple[int, int, int, int, bool, bool, list[int], list[int]]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
 
 class Engine:
@@ -60,7 +83,8 @@ class Engine:
         self.page = config.groups[0].page_size
         self.tables: list[dict[int, int]] = [{} for _ in range(config.max_num_seqs)]
         # (page, offset) -> the tokens up to and with that one
-        self.content: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.content: dict[tuple[int, int], object] = {}
+        self.tiers = Tiers(config, self.content)
         self.live: dict[int, Known] = {}
         self.reasons: dict[int, int] = {}
         self.steps: list[Step] = []
@@ -87,6 +111,7 @@ class Engine:
         assert len({delta[:2] for delta in deltas}) == len(deltas), "a table entry stands twice in a plan"
         for slot, index, page in deltas:
             self.tables[slot][index] = page
+        loads = {transfer.rows[0]: op for op, transfer in self.tiers.begin(plan)}
         step = Step(plan.plan_id)
         offset = 0
         assert plan.num_tokens <= self.config.max_step_tokens
@@ -98,47 +123,75 @@ class Engine:
             assert not known.aborted
             if flags & ts.RowFlags.NEW_IN_SLOT:
                 known.kv = context
+                known.stay += 1
             self.prefilled += query if extend else 0
             inputs = plan.input_ids[offset : offset + query].tolist()
             offset += query
             table = [self.tables[slot].get(i, -1) for i in range((context + query - 1) // self.page + 1)]
-            step.rows.append((request, slot, context, query, bool(flags & ts.RowFlags.SAMPLES), extend, inputs, table))
+            samples = bool(flags & ts.RowFlags.SAMPLES)
+            step.rows.append(
+                Row(request, slot, context, query, samples, extend, inputs, table, known.stay, loads.get(row, -1))
+            )
+            for index in range(context // self.page, (context + query - 1) // self.page + 1):
+                assert not self.tiers.moves(table[index]), "a row writes a page in transfer"
         for begin, end, first, pages in plan.prefix_intervals.tolist():
             assert plan.num_extend_rows <= begin < end - 1 < plan.num_rows
-            tables = [tuple(step.rows[row][7][first : first + pages]) for row in range(begin, end)]
+            tables = [tuple(step.rows[row].table[first : first + pages]) for row in range(begin, end)]
             assert len(set(tables)) == 1, "rows of an interval differ in a page"
         self.ended(plan.finished_ids, plan.finished_reasons)
         if step.rows:
             self.steps.append(step)
         return plan
 
-    def advance(self, token: int = 7, finish: frozenset[int] = frozenset(), accept: int = 1) -> ts.AdvanceResult:
-        """Answers the oldest plan. Each sampling row yields `token`, a decode row up to `accept` times."""
+    def answer(self, op: int, wanted: int = 1 << 20) -> None:
+        """Ends a transfer with up to ``wanted`` good pages."""
+        good = self.tiers.answer(op, wanted)
+        self.scheduler.cache_done([op], [good])
+        self.scheduler.check_integrity()
+
+    def advance(
+        self, token: int = 7, finish: frozenset[int] = frozenset(), accept: int = 1, loaded: int = 1 << 20
+    ) -> ts.AdvanceResult:
+        """Answers the oldest plan. Each sampling row yields `token`, a decode row up to `accept` times; load backs bring `loaded` pages."""
         step = self.steps.pop(0)
         rows, width = len(step.rows), self.config.max_row_width
         counts = np.zeros(rows, np.int32)
         outcomes = np.zeros(rows, np.int32)
-        for i, (request, _, _, query, samples, extend, _, _) in enumerate(step.rows):
-            counts[i] = 0 if not samples else 1 if extend else min(accept, query)
-            outcomes[i] = ts.Outcome.FINISH if samples and request in finish else ts.Outcome.CONTINUE
-            self.compute(step.rows[i], int(counts[i]), token)
+        for i, row in enumerate(step.rows):
+            known = self.live.get(row.request)
+            counts[i] = 0 if not row.samples else 1 if row.extend else min(accept, row.query)
+            outcomes[i] = ts.Outcome.FINISH if row.samples and row.request in finish else ts.Outcome.CONTINUE
+            if row.load >= 0 and not self.tiers.came(row.load, loaded):
+                counts[i], outcomes[i] = 0, ts.Outcome.RELOAD
+                if known is not None:
+                    known.lost = row.stay
+            if known is not None and known.lost != row.stay:
+                self.compute(row, int(counts[i]), token)
         result = self.scheduler.advance(step.plan_id, counts, np.full((rows, width), token, np.int32), outcomes)
         self.scheduler.check_integrity()
-        for i, (request, _, _, query, _, extend, _, _) in enumerate(step.rows):
+        for i, row in enumerate(step.rows):
             refusal = ts.RowRefusal(int(result.row_refusals[i]))
-            known = self.live.get(request)
-            late = known is None or known.aborted
+            known = self.live.get(row.request)
+            told = row.load >= 0 and outcomes[i] == ts.Outcome.RELOAD
+            late = known is None or known.aborted or (known.lost == row.stay and not told)
             assert refusal is (ts.RowRefusal.LATE if late else ts.RowRefusal.NONE)
-            if known is not None and not late:
-                known.kv += query if extend else int(counts[i])
+            if known is not None and not late and not told:
+                known.kv += row.query if row.extend else int(counts[i])
                 known.tokens += [token] * int(counts[i])
                 assert len(known.tokens) - known.prompt <= known.limit
         self.ended(result.finished_ids, result.finished_reasons)
         return result
 
-    def compute(self, row: tuple[int, int, int, int, bool, bool, list[int], list[int]], count: int, token: int) -> None:
+    def compute(self, row: Row, count: int, token: int) -> None:
         """A row must find exactly the KV of its own context through its table, and gets its own tokens as input."""
-        request, _, context, query, _, extend, inputs, table = row
+        request, context, query, extend, inputs, table = (
+            row.request,
+            row.context,
+            row.query,
+            row.extend,
+            row.inputs,
+            row.table,
+        )
         known = self.live.get(request)
         if known is None or known.aborted:
             return
@@ -173,6 +226,8 @@ class Engine:
             limit -= 1
             assert limit > 0, "the scheduler does not come to an end"
             idle = self.can_plan() and self.plan().num_rows == 0
+            for op in list(self.tiers.open):
+                self.answer(op)
             while self.steps and (idle or len(self.steps) > self.config.overlap_depth):
                 self.advance()
         self.plan()

@@ -86,7 +86,79 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(reason != ts.FinishReason.FAILED for reason in self.engine.reasons.values())
 
 
+class TierMachine(SchedulerMachine):
+    """The same, with a host tier and a store: transfers end in any order, wholly or in part."""
+
+    @initialize(
+        page=st.sampled_from([1, 2, 4]),
+        pages=st.integers(4, 14),
+        seqs=st.integers(1, 4),
+        budget=st.integers(1, 24),
+        overlap=st.integers(0, 1),
+        host=st.integers(1, 40),
+        policy=st.sampled_from(ts.WritePolicy),
+        l3=st.booleans(),
+        threshold=st.integers(1, 8),
+    )
+    def start(
+        self,
+        page: int,
+        pages: int,
+        seqs: int,
+        budget: int,
+        overlap: int,
+        host: int,
+        policy: ts.WritePolicy,
+        l3: bool,
+        threshold: int,
+    ) -> None:
+        self.engine = Engine(
+            make_config(
+                page=page, pages=pages, seqs=seqs, budget=budget, overlap=overlap, model_len=60, host=host,
+                write_policy=policy, l3=l3, prefetch_threshold=threshold, prefetch_timeout_us=20, kv_events=True,
+            )
+        )  # fmt: skip
+        self.submitted = 0
+
+    @precondition(lambda self: bool(self.engine.tiers.open))
+    @rule(index=st.integers(0, 50), wanted=st.sampled_from([0, 1, 2, 100, 100, 100]))
+    def answer(self, index: int, wanted: int) -> None:
+        ops = list(self.engine.tiers.open)
+        self.engine.answer(ops[index % len(ops)], wanted)
+
+    @precondition(lambda self: bool(self.engine.steps))
+    @rule(token=st.integers(0, 1), loaded=st.sampled_from([0, 1, 100, 100]))
+    def advance_after_a_load(self, token: int, loaded: int) -> None:
+        self.engine.advance(token, loaded=loaded)
+
+    @rule()
+    def flush(self) -> None:
+        before = self.engine.scheduler.stats()
+        assert self.engine.scheduler.flush_cache() == before.pages_cached[0] + before.host_pages_cached[0]
+
+    @invariant()
+    def transfers_are_accounted_for(self) -> None:
+        if hasattr(self, "engine"):
+            assert self.engine.scheduler.cache_ops_in_flight == len(self.engine.tiers.open)
+            stats = self.engine.scheduler.stats()
+            assert stats.host_pages_free[0] + stats.host_pages_cached[0] <= stats.host_pages_total[0]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.drain()
+        while self.engine.tiers.open or self.engine.scheduler.cache_ops_pending:
+            for op in list(self.engine.tiers.open):
+                self.engine.answer(op)
+            self.engine.plan()
+        super().teardown()
+        self.engine.scheduler.flush_cache()
+        assert self.engine.scheduler.stats().host_pages_free == [self.engine.config.groups[0].host_pages]
+
+
 SchedulerMachine.TestCase.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
+TierMachine.TestCase.settings = settings(SchedulerMachine.TestCase.settings)
 TestScheduler = SchedulerMachine.TestCase
+TestTiers = TierMachine.TestCase

@@ -1,0 +1,99 @@
+// Prefixes kept between the turns of a session: a client that calls a tool comes back with what it had and a little more.
+#include <algorithm>
+
+#include "scheduler/scheduler.h"
+
+namespace tokenspeed {
+
+// REQUIRES: no step of it in flight; it still has its pages.
+//
+// A rank, not a lock: when nothing else is left these pages go as well, and the host has them. All sessions together keep a bounded
+// share of the pool, the one that ends first gives way, so nobody holds the cache by asking for long times.
+void Scheduler::RetainSession(Request& request, FinishReason reason) {
+  const bool good = reason == FinishReason::kStop || reason == FinishReason::kLength;
+  if (request.session < 0 || !good || !config_.enable_prefix_caching) return;
+  ForgetSession(request.session, false);  // the turn before is part of this one, or was another's
+  const Residence& residence = *ResidenceOf(request.state);
+  const int32_t pages = residence.prefix.depth();
+  const int64_t bound = int64_t{pages_.total()} * config_.retain_percent / 100;
+  if (request.retain_us <= 0 || pages == 0 || pages > bound) return;
+  while (retained_pages_ + pages > bound) ForgetSession(session_ends_.begin()->second, false);
+
+  Session session{{request.hashes.begin(), request.hashes.begin() + pages}, {}, request.adapter, now_us_ + request.retain_us};
+  if (events_.on()) {
+    session.tokens.resize(static_cast<size_t>(pages) * static_cast<size_t>(page_size_));
+    request.CopyTokens(0, pages * page_size_, session.tokens.data());
+  }
+  tree_.Keep(residence.prefix, session.until_us);
+  if (host_.on() && MissingOnHost(residence.prefix, 0) > 0) QueueWrite(&request, residence.prefix, 0);
+  retained_pages_ += pages;
+  session_ends_.emplace(session.until_us, request.session);
+  sessions_.emplace(request.session, std::move(session));
+}
+
+void Scheduler::ForgetSession(int64_t id, bool expired) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return;
+  tree_.Unkeep(found->second.hashes, expired);
+  retained_pages_ -= static_cast<int64_t>(found->second.hashes.size());
+  session_ends_.erase({found->second.until_us, id});
+  sessions_.erase(found);
+}
+
+void Scheduler::ExpireSessions() {
+  while (!session_ends_.empty() && session_ends_.begin()->first <= now_us_) ForgetSession(session_ends_.begin()->second, true);
+}
+
+bool Scheduler::ReleaseSession(int64_t session) {
+  if (!sessions_.contains(session)) return false;
+  ForgetSession(session, false);
+  return true;
+}
+
+std::pair<PrefixTree::Position, int32_t> Scheduler::ReachOf(const Session& session) {
+  const auto limit = static_cast<int32_t>(session.hashes.size());
+  const PrefixTree::Position position = tree_.Match(session.hashes, limit);
+  return {position, host_.Match(session.hashes, position.depth(), limit)};
+}
+
+int32_t Scheduler::PrefetchSession(int64_t session, int64_t now_us) {
+  now_us_ = std::max(now_us_, now_us);
+  const auto found = sessions_.find(session);
+  if (!host_.on() || found == sessions_.end()) return 0;
+  const auto [position, reach] = ReachOf(found->second);
+  if (reach > position.depth()) pending_sessions_.push_back(session);
+  return reach - position.depth();
+}
+
+// After the rows of the plan have their pages; never more than half of what is left, so that the next plan finds room.
+void Scheduler::BeginSessionLoads() {
+  for (const int64_t id : std::exchange(pending_sessions_, {})) {
+    const auto found = sessions_.find(id);
+    if (found == sessions_.end()) continue;
+    const Session& session = found->second;
+    const auto [position, reach] = ReachOf(session);
+    const int32_t begin = position.depth();
+    LoadBackOp made;
+    made.pin = tree_.Pin(position);
+    const int32_t end = std::min(reach, begin + Available() / 2);
+    if (end <= begin) continue;
+    made.hashes.assign(session.hashes.begin(), session.hashes.begin() + end);
+    if (events_.on()) made.tokens.assign(session.tokens.begin(), session.tokens.begin() + ptrdiff_t{end} * page_size_);
+    made.adapter = session.adapter;
+    const int64_t op_id = next_op_++;
+    for (int32_t index = begin; index < end; ++index) {
+      made.host.push_back(host_.Pin(made.hashes[static_cast<size_t>(index)]));
+      made.device.push_back(TakePage());
+      plan_->load_back.op.Push(op_id);
+      plan_->load_back.group.Push(0);
+      plan_->load_back.host.Push(made.host.back().page());
+      plan_->load_back.device.Push(made.device.back().id());
+      plan_->load_back.row.Push(-1);
+    }
+    auto& op = std::get<LoadBackOp>(ops_.emplace(op_id, std::move(made)).first->second);
+    op.claim = inflight_prefixes_.Claim(op.hashes, begin, end);
+    ++moving_;
+  }
+}
+
+}  // namespace tokenspeed
