@@ -40,6 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         disable_overlap_schedule: plan step N+1 only after the results of N; ``None`` lets the platform decide.
         num_threads: CPU threads of one rank; 0 lets the platform decide.
         plugins: the ``--plugins`` text; plugin_options: ``plugin.option`` to text as given with ``--set``.
+        grammar_backend: ``auto`` (an installed one, if any), a name, or ``None`` for none.
         kernel_overrides: ``family.mode`` to solution.
         seed: seeds requests that bring none.
     """
@@ -68,6 +69,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str | None = None
     prefill_attention_backend: str | None = None
     decode_attention_backend: str | None = None
+    grammar_backend: str | None = "auto"
     kernel_overrides: dict[str, str] = {}
     plugins: str = ""
     plugin_options: dict[str, str] = {}

@@ -245,6 +245,12 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         default="as --attention-backend",
     ),
     Flag(
+        name="grammar-backend",
+        group="plugins",
+        help="grammar backend of constrained decoding; auto takes an installed one, none refuses requests that need one",
+        read=or_none,
+    ),
+    Flag(
         name="tensor-parallel-size",
         group="parallel",
         aliases=("-tp", "--tp-size"),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tokenspeed.interfaces.platform import Platform
     from tokenspeed.plugins.specs import (
         AttentionBackendSpec,
+        GrammarBackendSpec,
         ModelSpec,
         PlatformSpec,
         ReasoningParserSpec,
@@ -104,6 +105,12 @@ class Assembly:
     def reasoning_parser(self) -> ReasoningParserSpec | None:
         """The reasoning parser, or ``None`` when thinking stays in the text."""
         choice = self.choices.get("reasoning_parser")
+        return choice.spec if choice else None
+
+    @property
+    def grammar_backend(self) -> GrammarBackendSpec | None:
+        """The grammar backend, or ``None`` when requests with a grammar are refused."""
+        choice = self.choices.get("grammar_backend")
         return choice.spec if choice else None
 
     def options_of(self, slot: str) -> Mapping[str, Any]:
@@ -197,6 +204,9 @@ def assemble(
     for phase, choice in attention.by_phase.items():
         slots.take(f"attention.{phase}", choice)
     _take_parsers(slots, host, model_choice, tool_call_parser, reasoning_parser)
+    grammar, grammar_warning = choices.choose_grammar_backend(host, config.grammar_backend, platform_choice.spec.name)
+    slots.take("grammar_backend", grammar)
+    slots.warnings += [grammar_warning] if grammar_warning else []
     check_overrides(config.kernel_overrides, host.registry.specs("kernel"))
 
     resolved = msgspec.structs.replace(
@@ -204,6 +214,7 @@ def assemble(
         block_size=attention.page_size,
         prefill_attention_backend=attention.by_phase["extend"].winner.name,
         decode_attention_backend=attention.by_phase["decode"].winner.name,
+        grammar_backend=grammar.winner.name if grammar is not None else None,
     )
     if announce:
         for name, cause in host.broken:

@@ -20,7 +20,7 @@ __all__ = ["bootstrap", "verify_plan"]
 
 #: Slots that a process of each role loads: the others stay strings there.
 _SLOTS = {
-    "engine": ("platform", "model", "attention.extend", "attention.decode"),
+    "engine": ("platform", "model", "attention.extend", "attention.decode", "grammar_backend"),
     "server": ("tool_parser", "reasoning_parser"),
     "cli": (),
 }

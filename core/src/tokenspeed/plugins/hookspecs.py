@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tokenspeed.plugins.specs import (
         AttentionBackendSpec,
         CommandSpec,
+        GrammarBackendSpec,
         KernelSpec,
         ModelSpec,
         OptionSpec,
@@ -55,6 +56,11 @@ def tokenspeed_tool_parsers() -> list[ToolParserSpec]:  # type: ignore[empty-bod
 @hookspec
 def tokenspeed_reasoning_parsers() -> list[ReasoningParserSpec]:  # type: ignore[empty-body]
     """Reasoning parsers, selected by ``--reasoning-parser``."""
+
+
+@hookspec
+def tokenspeed_grammar_backends() -> list[GrammarBackendSpec]:  # type: ignore[empty-body]
+    """Grammar backends for constrained decoding, selected by ``--grammar-backend``."""
 
 
 @hookspec

@@ -12,11 +12,15 @@ from enum import IntEnum
 from typing import Any, ClassVar
 
 __all__ = [
+    "ATTENTION_WORDS",
+    "ELEMENT_TYPES",
     "KERNEL_FAMILIES",
     "KERNEL_OBJECTIVES",
+    "KERNEL_WORDS",
     "AttentionBackendSpec",
     "AttentionSupport",
     "CommandSpec",
+    "GrammarBackendSpec",
     "KernelSpec",
     "ModelSpec",
     "OptionSpec",
@@ -41,6 +45,19 @@ KERNEL_FAMILIES: tuple[str, ...] = (
     "cache",
     "comm",
 )
+
+#: Short names of element types.
+ELEMENT_TYPES: tuple[str, ...] = ("fp32", "bf16", "fp16", "fp8", "fp4", "int64", "int32", "int8", "int4")
+
+#: Words that fields of ``AttentionSupport`` and ``KernelSpec`` may hold; features are free.
+ATTENTION_WORDS: dict[str, tuple[str, ...]] = {
+    "kinds": ("mha", "gqa", "mla", "window", "recurrent"),
+    "dtypes": ELEMENT_TYPES,
+    "kv_dtypes": ELEMENT_TYPES,
+    "layouts": ("NHD", "HND"),
+    "phases": ("extend", "decode"),
+}
+KERNEL_WORDS: dict[str, tuple[str, ...]] = {"dtypes": ELEMENT_TYPES, "layouts": ("NHD", "HND")}
 
 KERNEL_OBJECTIVES: tuple[str, ...] = ("latency", "throughput", "portability", "determinism", "debug")
 
@@ -181,6 +198,20 @@ class ReasoningParserSpec(Spec):
     KIND: ClassVar[str] = "reasoning_parser"
 
     aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarBackendSpec(Spec):
+    """A grammar backend (``interfaces.grammar.GrammarBackend``) for constrained decoding.
+
+    Attributes:
+        checker: ``"package.module:function"`` of a function ``(kind, value) -> None`` that raises ``GrammarError`` for a grammar that the backend would refuse,
+            not enforce to the letter, or take long over. It imports neither torch nor the grammar library: the server calls it before it asks the engine.
+    """
+
+    KIND: ClassVar[str] = "grammar_backend"
+
+    checker: str
 
 
 @dataclass(frozen=True, kw_only=True)
