@@ -10,6 +10,7 @@ import pytest
 
 from tokenspeed.config import EngineConfig, ParallelConfig
 from tokenspeed.engine.accelerators import present_accelerators
+from tokenspeed.engine.advice import parser_plugin
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.types import KVLayout
@@ -346,6 +347,23 @@ def test_a_parser_that_the_model_would_like_and_is_not_there_is_a_warning(core: 
     assembly = core.assemble(model={"architecture": "MForCausalLM"})
     assert assembly.tool_parser is None
     assert "pip install tokenspeed-plugin-parsers-exotic" in assembly.warnings[0]
+
+
+def test_an_installed_plugin_that_was_left_out_is_not_told_to_be_installed(core: Any) -> None:
+    core.folder.add("models-far", "", distribution="tokenspeed-plugin-models-far")
+    core.folder.add("parsers-exotic", "", distribution="tokenspeed-plugin-parsers-exotic")
+    core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), tool_parser='exotic'"), first_party=True)
+    with pytest.raises(PluginError) as error:
+        core.assemble("m", model={"architecture": "FarForCausalLM", "model_type": "far"})
+    assert "try adding models-far to --plugins, which leaves it out" in str(error.value)
+    assembly = core.assemble("m", model={"architecture": "MForCausalLM"})
+    assert "try adding parsers-exotic to --plugins, which leaves it out" in assembly.warnings[0]
+
+
+def test_a_parser_of_a_known_family_is_advised_by_the_plugin_that_brings_it() -> None:
+    assert parser_plugin("qwen3_coder") == "tokenspeed-plugin-parsers-qwen"
+    assert parser_plugin("gpt_oss") == "tokenspeed-plugin-parsers-gpt-oss"
+    assert parser_plugin("exotic") == "tokenspeed-plugin-parsers-exotic"
 
 
 def test_plug_03_a_broken_plugin_that_nobody_needs_is_one_line_and_the_start_goes_on(core: Any, caplog: Any) -> None:
