@@ -17,6 +17,10 @@ def seeded():
     [
         (1, 96, 512, GemmConfig(1, 16, 128, 1, 4, 2)),
         (1, 100, 520, GemmConfig(1, 16, 128, 2, 4, 2)),
+        (1, 100, 520, GemmConfig(1, 8, 1024, 1, 4, 1)),
+        (1, 96, 512, GemmConfig(1, 16, 128, 1, 4, 1, ahead=1)),
+        (1, 100, 520, GemmConfig(1, 16, 128, 2, 4, 1, ahead=1)),
+        (1, 100, 520, GemmConfig(1, 2, 1, 1, 4, 1, programs=3)),
         (8, 100, 520, GemmConfig(16, 32, 64, 2, 4, 2)),
         (3, 64, 256, GemmConfig(16, 32, 64, 4, 4, 2)),
         (17, 33, 48, GemmConfig(32, 16, 32, 1, 4, 2)),
@@ -34,7 +38,12 @@ def test_small_gemm_equals_linear_with_tails_splits_and_bias(m, n, k, config, bi
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "config"),
-    [(1, 96, 512, GemmConfig(1, 16, 128, 1, 4, 2)), (1, 50, 200, GemmConfig(1, 16, 128, 1, 4, 2))],
+    [
+        (1, 96, 512, GemmConfig(1, 16, 128, 1, 4, 2)),
+        (1, 50, 200, GemmConfig(1, 16, 128, 1, 4, 2)),
+        (1, 50, 200, GemmConfig(1, 16, 64, 1, 4, 1, ahead=1)),
+        (1, 50, 200, GemmConfig(1, 4, 1, 1, 4, 1, programs=2)),
+    ],
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_gated_product_equals_the_product_and_its_activation(m, n, k, config, bias):
