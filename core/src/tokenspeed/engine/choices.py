@@ -20,8 +20,10 @@ from tokenspeed.plugins.specs import (
     AttentionBackendSpec,
     GrammarBackendSpec,
     KernelSpec,
+    KVStoreSpec,
     ModelSpec,
     PlatformSpec,
+    RendererSpec,
     Spec,
 )
 from tokenspeed.types import KVLayout
@@ -35,9 +37,11 @@ __all__ = [
     "AttentionUse",
     "choose_attention",
     "choose_grammar_backend",
+    "choose_kv_store",
     "choose_model",
     "choose_parser",
     "choose_platform",
+    "choose_renderer",
     "device_name",
     "make_platform",
     "usable_kernels",
@@ -303,6 +307,28 @@ def choose_parser(
     return select(what, candidates, need=need, active=host.active, excluded=host.broken), ""
 
 
+def choose_renderer(
+    host: PluginHost, asked: str | None, model: Choice[ModelSpec]
+) -> tuple[Choice[RendererSpec] | None, str]:
+    """The renderer, or ``None`` for the tokenizer's chat template, and a warning where the model's own renderer is not there."""
+    candidates = host.registry.specs("renderer")
+    wanted = model.spec.renderer
+    if asked is None or (asked == "auto" and not wanted):
+        return None, ""
+    if asked == "auto" and not any(wanted in (c.spec.name, c.name, *c.spec.aliases) for c in candidates):
+        return None, (
+            f"renderer {wanted}, which model {model.winner.name} uses, is not active, and chat needs a chat template; "
+            f"try {how_to_get(host, parser_plugin(wanted))}"
+        )
+    if asked == "auto":
+        need = Need(wanted, f"model {model.winner.name}")
+        return select("renderer", candidates, need=need, active=host.active, excluded=host.broken), ""
+    choice = select(
+        "renderer", candidates, flag=asked, flag_name="--renderer", active=host.active, excluded=host.broken
+    )
+    return choice, ""
+
+
 def choose_grammar_backend(
     host: PluginHost, asked: str | None, platform: str
 ) -> tuple[Choice[GrammarBackendSpec] | None, str]:
@@ -324,6 +350,21 @@ def choose_grammar_backend(
     except NothingFitsError as error:
         return None, f"requests with a grammar are refused: {error.broken}" if error.broken else ""
     return choice, ""
+
+
+def choose_kv_store(host: PluginHost, asked: str | None, platform: str) -> Choice[KVStoreSpec] | None:
+    """The L3 store; only a user can ask for one. Raises as ``select`` does."""
+    if asked is None:
+        return None
+    return select(
+        "KV store",
+        host.registry.specs("kv_store"),
+        flag=asked,
+        flag_name="--kvstore",
+        platform=platform,
+        active=host.active,
+        excluded=host.broken,
+    )
 
 
 def usable_kernels(host: PluginHost, platform: str, overrides: Mapping[str, str]) -> list[Contribution[KernelSpec]]:

@@ -19,11 +19,13 @@ from tokenspeed.plugins.specs import (
     CommandSpec,
     GrammarBackendSpec,
     KernelSpec,
+    KVStoreSpec,
     ModelSpec,
     OptionSpec,
     PlatformSpec,
     Priority,
     ReasoningParserSpec,
+    RendererSpec,
     Spec,
     ToolParserSpec,
 )
@@ -40,8 +42,10 @@ REGISTRATION_HOOKS: dict[str, type[AnySpec]] = {
     "tokenspeed_attention_backends": AttentionBackendSpec,
     "tokenspeed_tool_parsers": ToolParserSpec,
     "tokenspeed_reasoning_parsers": ReasoningParserSpec,
+    "tokenspeed_renderers": RendererSpec,
     "tokenspeed_grammar_backends": GrammarBackendSpec,
     "tokenspeed_kernels": KernelSpec,
+    "tokenspeed_kv_stores": KVStoreSpec,
     "tokenspeed_options": OptionSpec,
     "tokenspeed_commands": CommandSpec,
 }
@@ -192,9 +196,13 @@ class Registry:
     @overload
     def specs(self, kind: Literal["reasoning_parser"]) -> list[Contribution[ReasoningParserSpec]]: ...
     @overload
+    def specs(self, kind: Literal["renderer"]) -> list[Contribution[RendererSpec]]: ...
+    @overload
     def specs(self, kind: Literal["grammar_backend"]) -> list[Contribution[GrammarBackendSpec]]: ...
     @overload
     def specs(self, kind: Literal["kernel"]) -> list[Contribution[KernelSpec]]: ...
+    @overload
+    def specs(self, kind: Literal["kv_store"]) -> list[Contribution[KVStoreSpec]]: ...
     @overload
     def specs(self, kind: Literal["option"]) -> list[Contribution[OptionSpec]]: ...
     @overload

@@ -21,12 +21,14 @@ __all__ = [
     "AttentionSupport",
     "CommandSpec",
     "GrammarBackendSpec",
+    "KVStoreSpec",
     "KernelSpec",
     "ModelSpec",
     "OptionSpec",
     "PlatformSpec",
     "Priority",
     "ReasoningParserSpec",
+    "RendererSpec",
     "Spec",
     "ToolParserSpec",
 ]
@@ -115,6 +117,7 @@ class ModelSpec(Spec):
         attention_backend: name of the backend the model needs, or empty for any that supports its kind.
         tool_parser: parser that ``--tool-call-parser auto`` takes for this model.
         reasoning_parser: parser that ``--reasoning-parser auto`` takes.
+        renderer: renderer that ``--renderer auto`` takes; empty for the tokenizer's chat template.
         gguf_architectures: ``general.architecture`` values of GGUF files it accepts.
     """
 
@@ -125,6 +128,7 @@ class ModelSpec(Spec):
     attention_backend: str = ""
     tool_parser: str = ""
     reasoning_parser: str = ""
+    renderer: str = ""
     gguf_architectures: tuple[str, ...] = ()
 
 
@@ -201,6 +205,15 @@ class ReasoningParserSpec(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RendererSpec(Spec):
+    """A renderer (``interfaces.renderer.Renderer``); ``aliases`` are further names for the flag."""
+
+    KIND: ClassVar[str] = "renderer"
+
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class GrammarBackendSpec(Spec):
     """A grammar backend (``interfaces.grammar.GrammarBackend``) for constrained decoding.
 
@@ -212,6 +225,19 @@ class GrammarBackendSpec(Spec):
     KIND: ClassVar[str] = "grammar_backend"
 
     checker: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVStoreSpec(Spec):
+    """An L3 store of KV pages (``interfaces.kvstore.KVStore``).
+
+    Attributes:
+        durable: what was put outlives the engine process.
+    """
+
+    KIND: ClassVar[str] = "kv_store"
+
+    durable: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
