@@ -70,6 +70,11 @@ KERNELS = {
         {"BLOCK": 4096},
     ),
     "argmax final": (sampling._final, {"val_ptr": F32, "idx_ptr": I32, "out_ptr": I64, "parts": "i32"}, {"BLOCK": 64}),
+    "apply_bitmask": (
+        sampling._mask,
+        {"x_ptr": F32, "bits_ptr": I32, "rows_ptr": I64, "V": "i32", "stride": "i32", "words": "i32"},
+        {"BLOCK": 4096},
+    ),
 }  # fmt: skip
 
 

@@ -163,3 +163,18 @@ def test_argmax_takes_the_lowest_of_equals_and_reports_nan_rows():
     logits[3] = -torch.inf
     ids = sampling.argmax(logits)
     assert ids.tolist() == [int(logits[0].argmax()), 7, -1, 0]
+
+
+@pytest.mark.parametrize(("rows", "vocab", "index"), [(1, 32, [0]), (5, 301, [4, 0, 2]), (3, 9000, [0, 2])])
+def test_a_bitmask_denies_tokens_of_its_rows_and_touches_nothing_else(rows, vocab, index):
+    wide = torch.randn(rows, vocab + 9)
+    logits = wide[:, :vocab]
+    bits = torch.randint(-(2**31), 2**31, (len(index), -(-vocab // 32))).to(torch.int32)
+    bits[0, 0] = -(2**31)  # the sign bit alone
+    expected = wide.clone()
+    for item, row in enumerate(index):
+        for token in range(vocab):
+            if not int(bits[item, token // 32]) >> (token % 32) & 1:
+                expected[row, token] = -torch.inf
+    sampling.apply_bitmask(logits, bits, torch.tensor(index))
+    assert torch.equal(wide, expected)
