@@ -17,9 +17,10 @@ from tokenspeed.engine.signals import deferred_signals
 from tokenspeed.errors import ConfigError, EngineError, RequestError
 from tokenspeed.llm_inputs import Prompt, checked_params, checked_stop, listed_params, listed_prompts, prompt_ids
 from tokenspeed.messages import DEFAULT_NEW_TOKENS, RequestStats, SamplingParams, TokenLogprobs, TokenOutput
-from tokenspeed.model_tokenizer import make_tokenizer
+from tokenspeed.model_tokenizer import make_tokenizer, renderer_asked
 from tokenspeed.plugins.events import EngineReadyContext, ProcessInitContext, ShutdownContext
 from tokenspeed.plugins.names import did_you_mean
+from tokenspeed.plugins.selection import load_target
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits, check_context
 from tokenspeed.serving.tokenizer import Tokenizer
@@ -85,10 +86,17 @@ class LLM:
         began_s = time.monotonic()
         config = _engine_config(model, flags)
         description = describe_model(config.model, config.load_format)
-        assembly = assemble(config, description, tool_call_parser=None, reasoning_parser=None)
+        assembly = assemble(
+            config,
+            description,
+            tool_call_parser=None,
+            reasoning_parser=None,
+            renderer=renderer_asked("auto", chat_template),
+        )
         self.tokenizer: Tokenizer = make_tokenizer(
             None if config.skip_tokenizer_init else config.tokenizer or description.tokenizer_path,
             chat_template=chat_template,
+            renderer=load_target(assembly.renderer.target) if assembly.renderer is not None else None,
         )
         # Of all streams: a step tells of every request, whichever stream asked for it.
         self._live: dict[int, _Live] = {}

@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenspeed.errors import ModelError, RequestError
+from tokenspeed.interfaces.renderer import Renderer
 
 __all__ = ["ChatTemplate"]
 
@@ -63,7 +64,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return env
 
 
-class ChatTemplate:
+class ChatTemplate(Renderer):
     """A compiled template and the special tokens it may print.
 
     Args:

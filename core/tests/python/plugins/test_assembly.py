@@ -349,6 +349,27 @@ def test_a_parser_that_the_model_would_like_and_is_not_there_is_a_warning(core: 
     assert "pip install tokenspeed-plugin-parsers-exotic" in assembly.warnings[0]
 
 
+def test_a_renderer_is_the_one_that_the_model_names_or_the_flag(core: Any) -> None:
+    core.folder.add(
+        "r",
+        "@hookimpl\ndef tokenspeed_renderers():\n    return [RendererSpec(name='own', target='a:b', aliases=('mine',))]",
+        first_party=True,
+    )
+    core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), renderer='own'"), first_party=True)
+    assert core.assemble().renderer is None
+    assert core.assemble(model={"architecture": "MForCausalLM"}).renderer.name == "own"
+    assert core.assemble(arguments={"renderer": "mine"}).renderer.name == "own"
+    assert core.assemble(model={"architecture": "MForCausalLM"}, arguments={"renderer": None}).renderer is None
+    with pytest.raises(ConfigError, match="--renderer owm: no such renderer; installed and active: mine, own"):
+        core.assemble(arguments={"renderer": "owm"})
+
+
+def test_a_renderer_that_the_model_would_like_and_is_not_there_is_a_warning(core: Any) -> None:
+    core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), renderer='exotic'"), first_party=True)
+    assembly = core.assemble(model={"architecture": "MForCausalLM"})
+    assert "chat needs a chat template; try pip install tokenspeed-plugin-parsers-exotic" in assembly.warnings[0]
+
+
 def test_an_installed_plugin_that_was_left_out_is_not_told_to_be_installed(core: Any) -> None:
     core.folder.add("models-far", "", distribution="tokenspeed-plugin-models-far")
     core.folder.add("parsers-exotic", "", distribution="tokenspeed-plugin-parsers-exotic")
