@@ -79,6 +79,31 @@ class ToolParser(ABC):
         """
         return call_id
 
+    @classmethod
+    def structural_tag(
+        cls,
+        tools: Sequence[Mapping[str, Any]],  # noqa: ARG003 - for families that can be constrained
+        *,
+        names: Sequence[str] | None = None,  # noqa: ARG003
+        required: bool,  # noqa: ARG003
+        parallel: bool,  # noqa: ARG003
+    ) -> Mapping[str, Any] | None:
+        """A structural tag that holds the model to calls of this format: whatever text it accepts, this parser reads as calls that fit ``tools``.
+
+        Args:
+            tools: the request's ``tools``; the ``parameters`` of each are what its arguments are held to, none means no arguments.
+            names: the functions that may be called; ``None`` is all of them.
+            required: the text is calls, at least one, and nothing else; otherwise text may stand around them, and there may be none.
+            parallel: whether there may be more than one call.
+
+        Returns:
+            ``{"type": "structural_tag", "format": ..}``; ``None`` where the format cannot be constrained.
+
+        Raises:
+            GrammarError: a tool's names cannot be written in this format.
+        """
+        return None
+
     @abstractmethod
     def feed(self, text: str) -> ParserDelta:
         """Take the next piece of generated text."""
