@@ -11,6 +11,7 @@ _NAMES = (
     "attention-flashinfer",
     "attention-sdpa",
     "attention-triton",
+    "grammar-xgrammar",
     "hardware-cuda",
     "kernels-cpu",
     "kernels-triton",
