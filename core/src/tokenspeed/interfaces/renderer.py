@@ -32,6 +32,10 @@ class Renderer(ABC):
     #: Names of ``chat_template_kwargs`` that mean something; others are refused. ``None``: any, as templates read what they like.
     kwargs: frozenset[str] | None = None
 
+    def knows(self, name: str) -> bool:
+        """Whether a keyword argument of this name changes the prompt, as far as can be told."""
+        return self.kwargs is None or name in self.kwargs
+
     @abstractmethod
     def render(
         self,

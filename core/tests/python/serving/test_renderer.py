@@ -10,6 +10,10 @@ import pytest
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.renderer import Renderer, RendererContext
 from tokenspeed.model_tokenizer import make_tokenizer, renderer_asked
+from tokenspeed.testing.byte_tokenizer import ByteTokenizer
+from tokenspeed.testing.server import running
+
+pytestmark = pytest.mark.anyio
 
 
 class Shout(Renderer):
@@ -36,3 +40,16 @@ def test_a_template_that_was_given_stands_for_a_renderer_that_was_not() -> None:
     assert renderer_asked(None, "mine.jinja") is None
     with pytest.raises(ConfigError, match="give one of them"):
         renderer_asked("gpt_oss", "mine.jinja")
+
+
+async def test_reasoning_effort_reaches_a_template_that_reads_it() -> None:
+    template = "{{ reasoning_effort or 'none' }}|{{ messages[0].content }}"
+    messages = [{"role": "user", "content": "hi"}]
+    async with running(tokenizer=ByteTokenizer(chat_template=template)) as server:
+        for fields in ({"reasoning_effort": "high"}, {"chat_template_kwargs": {"reasoning_effort": "high"}}):
+            answer = await server.http.post("/v1/chat/completions", json={"messages": messages, **fields})
+            assert answer.status_code == 200
+            assert bytes(server.engine.requests[-1].tokens[::4]) == b"high|hi"
+        both = {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}}
+        answer = await server.http.post("/v1/chat/completions", json={"messages": messages, **both})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")

@@ -40,6 +40,7 @@ class ChatRequest(SamplingFields, kw_only=True, frozen=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    reasoning_effort: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -54,7 +55,6 @@ REFUSED_CHAT: dict[str, Refused] = {
     "modalities": Refused("only text is served", (["text"],)),
     "audio": Refused("only text is served"),
     "prediction": Refused("predicted outputs are not served"),
-    "reasoning_effort": Refused("give chat_template_kwargs what the model's template knows for it"),
     "include_reasoning": Refused("reasoning is always part of the answer", (True,)),
     "verbosity": Refused("ask for it in the messages"),
     "web_search_options": Refused("the server fetches nothing"),

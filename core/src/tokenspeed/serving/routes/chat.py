@@ -126,8 +126,24 @@ def _render(template: Renderer, body: ChatRequest, messages: list[dict[str, Any]
         tools=tools or None,
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continue_final_message=body.continue_final_message,
-        extra=body.chat_template_kwargs,
+        extra=_template_kwargs(template, body),
     )
+
+
+def _template_kwargs(template: Renderer, body: ChatRequest) -> dict[str, Any]:
+    """``chat_template_kwargs``, and ``reasoning_effort`` where the model's prompt depends on it."""
+    effort, given = body.reasoning_effort, body.chat_template_kwargs
+    if effort is None:
+        return given
+    if not template.knows("reasoning_effort"):
+        raise RequestError(
+            "reasoning_effort: this model's chat template does not read it; leave it out",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
+    if "reasoning_effort" in given:
+        raise RequestError("reasoning_effort: it is in chat_template_kwargs too; give it once", param="reasoning_effort")
+    return {**given, "reasoning_effort": effort}
 
 
 async def _encode(context: ServerContext, body: ChatRequest, prompt: str) -> list[int]:
