@@ -127,4 +127,4 @@ class KVStore(ABC):
         """Remove everything in ``namespace`` and nothing else; the number of frames removed where the store knows it, else 0."""
 
     def close(self) -> None:
-        """Give back what the store holds; the object is not used again. What was put stays where the store is durable."""
+        """Give back what the store holds; the object is not used again, but this may be called twice."""
