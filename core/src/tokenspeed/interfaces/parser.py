@@ -23,12 +23,14 @@ class ParserContext:
         prompt_tail: the end of the rendered prompt (at most 4,096 characters), from which an initial state is read.
         token_text: text of special tokens by id for families whose markers are special tokens.
         history_calls: how many tool calls the conversation already holds (families that number their ids).
+        constrained: the model is held to ``structural_tag``: its markup is whole, so that only what ends a value there ends one here.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
     prompt_tail: str = ""
     token_text: Mapping[int, str] = field(default_factory=dict)
     history_calls: int = 0
+    constrained: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

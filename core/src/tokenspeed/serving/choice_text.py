@@ -95,7 +95,15 @@ def parser_context(
     prompt: str,
     token_text: Mapping[int, str],
     messages: Sequence[Mapping[str, Any]],
+    *,
+    constrained: bool = False,
 ) -> ParserContext:
     """What the parsers of one choice are built from."""
     calls = sum(len(message.get("tool_calls", ())) for message in messages)
-    return ParserContext(tools=tools, prompt_tail=prompt[-4096:], token_text=token_text, history_calls=calls)
+    return ParserContext(
+        tools=tools,
+        prompt_tail=prompt[-4096:],
+        token_text=token_text,
+        history_calls=calls,
+        constrained=constrained,
+    )

@@ -43,9 +43,9 @@ def const(value: str) -> Format:
     return {"type": "const_string", "value": value}
 
 
-def token(id: int) -> Format:
-    """One token of the vocabulary, however its text could be spelt."""
-    return {"type": "token", "token": id}
+def token(text: str) -> Format:
+    """The one token of the vocabulary that has this text; its spelling in others is none."""
+    return {"type": "token", "token": text}
 
 
 def text(*excludes: str) -> Format:

@@ -80,7 +80,7 @@ class TagReasoningParser(ReasoningParser):
         """A block that is open goes on up to its end; one that was not begun may be; behind one that the prompt closes there is the answer alone."""
         if self._closed:
             return answer
-        start, end = (structural.token(token_ids[tag]) if tag in token_ids else tag for tag in self.markers)
+        start, end = (structural.token(tag) if tag in token_ids else tag for tag in self.markers)
         thought = structural.text(self.end)
         if self._inside:
             return structural.sequence(structural.tag("", thought, end), _BREAKS, answer)

@@ -89,7 +89,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     room = _room(len(tokens), wanted, body, limits)
     markers = _markers(context)
     grammar = await context.llm.off_loop(size, partial(_grammar, context, held, prompt, markers))
-    about = parser_context(tools if choice.active else [], prompt, context.llm.tokenizer.special_tokens, messages)
+    about = parser_context(tools if choice.active else [], prompt, context.llm.tokenizer.special_tokens, messages, constrained=held.holds_calls)
     texts = [_choice_text(context, about, body, held) for _ in range(body.n)]
     special = any(text.needs_special_tokens for text in texts) or _special_markers(context, held)
     request = GenerationRequest(

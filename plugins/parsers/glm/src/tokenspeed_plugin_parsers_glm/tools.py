@@ -16,6 +16,7 @@ _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "
 _TURNS = ("<|observation|>", "<|user|>", "<|endoftext|>")
 _MARKERS = Markers((_BEGIN, _END, _KEY, _KEY_END, _VALUE, _VALUE_END, *_TURNS))
 _VALUE_ENDS = Markers((_VALUE_END, _KEY, _END))
+_EXACT_ENDS = Markers((_VALUE_END,))
 _NAME = re.compile(r"""\s*(?P<name>[^\s<>{}\[\]"']+)\s*""")
 _MAX_HEADER = 1024
 
@@ -131,7 +132,7 @@ class GlmToolParser(StateMachine):
         return bool(marker)
 
     def on_value(self) -> bool:
-        text, marker = self.scan.until(_VALUE_ENDS)
+        text, marker = self.scan.until(_EXACT_ENDS if self.ctx.constrained else _VALUE_ENDS)
         self._writer.value(text)
         if not marker:
             return False

@@ -17,10 +17,13 @@ _MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>
 _TEXT = structural.text(*_MARKERS)
 
 
-def _behind_thoughts(last: structural.Format) -> structural.Format:
-    """Any number of messages of the analysis and preambles, and then ``last``: what follows the role that the prompt ends with."""
+def _behind_thoughts(last: structural.Format, *, preambles: bool) -> structural.Format:
+    """Any number of messages of the analysis, and ``preambles``, and then ``last``: what follows the role that the prompt ends with."""
     thought = structural.one_of(
-        *(structural.tag(f"<|channel|>{name}<|message|>", _TEXT, "<|end|>") for name in ("analysis", "commentary"))
+        *(
+            structural.tag(f"<|channel|>{name}<|message|>", _TEXT, "<|end|>")
+            for name in (("analysis", "commentary") if preambles else ("analysis",))
+        )
     )
     before = structural.sequence(thought, structural.const("<|start|>assistant"))
     return structural.sequence({"type": "star", "content": before}, last)
@@ -63,7 +66,9 @@ class HarmonyToolParser(ToolParser):
                 for head in heads
             )
         )
-        return structural.structural_tag(_behind_thoughts(call if required else structural.one_of(call, _final(_TEXT))))
+        return structural.structural_tag(
+            _behind_thoughts(call if required else structural.one_of(call, _final(_TEXT)), preambles=not required)
+        )
 
     def _take(self, event: Event, text: str) -> None:
         if event is Event.REASONING:
@@ -96,7 +101,7 @@ class HarmonyReasoningParser(ReasoningParser):
         self._reader = HarmonyReader(ctx.prompt_tail, self._take)
 
     def answer_format(self, answer: Mapping[str, Any], token_ids: Mapping[str, int]) -> Mapping[str, Any]:  # noqa: ARG002 - markers are empty
-        return _behind_thoughts(_final(answer))
+        return _behind_thoughts(_final(answer), preambles=False)
 
     def _take(self, event: Event, text: str) -> None:
         if event is not Event.CALL:
