@@ -370,6 +370,37 @@ def test_a_renderer_that_the_model_would_like_and_is_not_there_is_a_warning(core
     assert "chat needs a chat template; try pip install tokenspeed-plugin-parsers-exotic" in assembly.warnings[0]
 
 
+def grammar_plugin(more: str = "") -> str:
+    return (
+        "@hookimpl\ndef tokenspeed_grammar_backends():\n"
+        f"    return [GrammarBackendSpec(name='gram', target='a:b', checker='a:c', {more})]"
+    )
+
+
+def test_a_grammar_backend_is_taken_where_one_is_installed_and_none_switches_it_off(core: Any) -> None:
+    assert core.assemble().grammar_backend is None
+    assert "grammar_backend   none" in core.assemble().explain()
+    with pytest.raises(ConfigError, match="--grammar-backend gram: no such grammar backend"):
+        core.assemble(grammar_backend="gram")
+    core.folder.add("g", grammar_plugin())
+    assembly = core.assemble()
+    assert assembly.grammar_backend.name == "gram"
+    assert assembly.config.grammar_backend == "g:gram"
+    assert assembly.plan.slots["grammar_backend"].target == "a:b"
+    assert assemble(assembly.config, core.model(), host=core.load(), accelerators=list).plan == assembly.plan
+    assert core.assemble(grammar_backend=None).grammar_backend is None
+    assert core.assemble(grammar_backend="gram").choices["grammar_backend"].why == "--grammar-backend gram"
+
+
+def test_a_grammar_backend_that_cannot_run_is_a_warning_unless_it_was_named(core: Any) -> None:
+    core.folder.add("g", grammar_plugin("requires=('a-package-nobody-has',)"), first_party=True)
+    assembly = core.assemble()
+    assert assembly.grammar_backend is None
+    assert "requests with a grammar are refused: g:gram" in assembly.warnings[0]
+    with pytest.raises(PluginError, match="a-package-nobody-has"):
+        core.assemble(grammar_backend="gram")
+
+
 def test_an_installed_plugin_that_was_left_out_is_not_told_to_be_installed(core: Any) -> None:
     core.folder.add("models-far", "", distribution="tokenspeed-plugin-models-far")
     core.folder.add("parsers-exotic", "", distribution="tokenspeed-plugin-parsers-exotic")
