@@ -144,5 +144,6 @@ def _checker(spec: GrammarBackendSpec | None) -> Any:
     if spec is None:
         return None
     from tokenspeed.plugins.selection import load_target
+    from tokenspeed.serving.constraint import CheckedBefore
 
-    return load_target(spec.checker)
+    return CheckedBefore(load_target(spec.checker))

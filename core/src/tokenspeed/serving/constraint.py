@@ -5,7 +5,10 @@ The grammar backend's own checker runs here, before the engine is asked, so that
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +22,39 @@ from tokenspeed.serving.protocol.sampling import SamplingFields
 from tokenspeed.serving.protocol.structured import Answer
 from tokenspeed.serving.protocol.tool_choice import ToolChoice
 
-__all__ = ["Constraint", "GrammarChecker", "answer_grammar", "chat_grammar", "check_fields"]
+__all__ = ["CheckedBefore", "Constraint", "GrammarChecker", "answer_grammar", "chat_grammar", "check_fields"]
 
 #: ``(kind, value) -> None``; raises ``GrammarError``. ``None`` in its place: there is no grammar backend.
 GrammarChecker = Callable[[str, str], None]
 
 _ANY_OBJECT = {"type": "object"}
+
+
+class CheckedBefore:
+    """A checker that lets pass at once what it let pass before: an agent sends the same tools with every turn.
+
+    Args:
+        checker: asked for the rest, from any thread.
+        size: how many grammars are remembered, by their digests.
+    """
+
+    def __init__(self, checker: GrammarChecker, size: int = 4096) -> None:
+        self._checker = checker
+        self._size = size
+        self._passed: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, kind: str, value: str) -> None:
+        key = kind, hashlib.sha256(value.encode("utf-8", "surrogatepass")).digest()
+        with self._lock:
+            if key in self._passed:
+                self._passed.move_to_end(key)
+                return
+        self._checker(kind, value)
+        with self._lock:
+            self._passed[key] = None
+            if len(self._passed) > self._size:
+                self._passed.popitem(last=False)
 
 
 @dataclass(frozen=True, kw_only=True)

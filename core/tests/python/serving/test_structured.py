@@ -13,6 +13,7 @@ from tokenspeed_plugin_parsers_hermes.parser import HermesToolParser
 from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.parsing import TagReasoningParser
 from tokenspeed.messages import Grammar
+from tokenspeed.serving.constraint import CheckedBefore
 from tokenspeed.testing.byte_tokenizer import ByteTokenizer
 from tokenspeed.testing.server import Running, running
 
@@ -234,3 +235,21 @@ async def test_harmony_puts_the_answer_into_its_channel() -> None:
         last = json.loads(sent(server).value)["format"]["elements"][-1]
     assert last["begin"] == "<|channel|>final<|message|>"
     assert [part["value"] for part in last["content"]["elements"]] == ["a", "b"]
+
+
+async def test_what_passed_once_is_not_checked_again() -> None:
+    """An agent sends the same tools with every turn; a refusal is found anew each time, and the oldest of too many is forgotten."""
+    asked = []
+
+    def slow(kind: str, value: str) -> None:
+        asked.append(value)
+        check(kind, value)
+
+    checker = CheckedBefore(slow, size=2)
+    for value in ("a", "a", "b", "a", "c", "a", "b"):
+        checker("regex", value)
+    assert asked == ["a", "b", "c", "b"]
+    for _ in range(2):
+        with pytest.raises(GrammarError):
+            checker("json_schema", "uniqueItems")
+    assert asked[-2:] == ["uniqueItems", "uniqueItems"]
