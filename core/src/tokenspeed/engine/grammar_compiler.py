@@ -25,7 +25,7 @@ __all__ = ["Compiled", "GrammarCompiler"]
 #: Grammars that wait for the process at most.
 _MAX_QUEUE = 256
 #: How long the process may take to import the backend and read the vocabulary.
-_START_S = 120.0
+_START_S = 300.0
 #: Wall time beside which a compilation's processor time counts: on a machine that is busy with its engine the process hardly runs.
 _PATIENCE = 6.0
 _LOOK_S = 0.05
@@ -171,7 +171,7 @@ class GrammarCompiler:
             if self._closed:
                 raise GrammarError("the engine ends", status=503)
             process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=-1
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
             )
             self._process = process
         assert process.stdin is not None, "it was started with pipes"

@@ -61,7 +61,7 @@ class GrammarLimits:
     """
 
     value_bytes: int = 1 << 20
-    compiled_bytes: int = 32 << 20
+    compiled_bytes: int = 4 << 20
     compile_s: float = 10.0
 
 
