@@ -40,6 +40,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         disable_overlap_schedule: plan step N+1 only after the results of N; ``None`` lets the platform decide.
         num_threads: CPU threads of one rank; 0 lets the platform decide.
         plugins: the ``--plugins`` text; plugin_options: ``plugin.option`` to text as given with ``--set``.
+        grammar_backend: ``auto`` (an installed one, if any), a name, or ``None`` for none.
+        kvstore: L3 store of KV pages, or ``None`` for none.
+        kvstore_ratio: host tier in multiples of the device's KV pool; kvstore_size: in bytes of one rank instead. Both ``None``: no host tier, or with a
+            store one as large as the device's.
+        kvstore_write_policy: when pages are copied to the host tier: ``write-through``, ``write-on-evict`` or ``selective`` (at their second use).
+        kvstore_timeout_ms: the longest that one operation of the store may take.
+        prefetch_threshold: tokens that the store must add to a hit to be asked for them.
         kernel_overrides: ``family.mode`` to solution.
         seed: seeds requests that bring none.
     """
@@ -68,6 +75,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str | None = None
     prefill_attention_backend: str | None = None
     decode_attention_backend: str | None = None
+    grammar_backend: str | None = "auto"
+    kvstore: str | None = None
+    kvstore_ratio: float | None = None
+    kvstore_size: int | None = None
+    kvstore_write_policy: str = "write-through"
+    kvstore_timeout_ms: float = 500.0
+    prefetch_threshold: int = 256
     kernel_overrides: dict[str, str] = {}
     plugins: str = ""
     plugin_options: dict[str, str] = {}
@@ -98,6 +112,7 @@ class ServingConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     tool_call_parser: str | None = "auto"
     reasoning_parser: str | None = "auto"
+    renderer: str | None = "auto"
     enable_log_requests: bool = False
     enable_log_request_stats: bool = False
     log_level: str = "info"

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ConfigError",
     "EngineError",
+    "GrammarError",
     "ModelError",
     "NothingFitsError",
     "PluginError",
@@ -62,3 +63,7 @@ class RequestError(TokenSpeedError):
         self.param = param
         self.code = code
         self.status = status
+
+
+class GrammarError(RequestError):
+    """A grammar of a request cannot be used: malformed, too large, or asking for what would not be enforced. The message names keyword and path."""

@@ -15,11 +15,20 @@ import msgspec
 from tokenspeed.config import EngineConfig, ParallelConfig
 from tokenspeed.engine.signals import deferred_signals
 from tokenspeed.errors import ConfigError, EngineError, RequestError
-from tokenspeed.llm_inputs import Prompt, checked_params, checked_stop, listed_params, listed_prompts, prompt_ids
-from tokenspeed.messages import DEFAULT_NEW_TOKENS, RequestStats, SamplingParams, TokenLogprobs, TokenOutput
-from tokenspeed.model_tokenizer import make_tokenizer
+from tokenspeed.llm_inputs import (
+    Prompt,
+    checked_params,
+    checked_stop,
+    grammar_of,
+    listed_params,
+    listed_prompts,
+    prompt_ids,
+)
+from tokenspeed.messages import DEFAULT_NEW_TOKENS, Grammar, RequestStats, SamplingParams, TokenLogprobs, TokenOutput
+from tokenspeed.model_tokenizer import make_tokenizer, renderer_asked
 from tokenspeed.plugins.events import EngineReadyContext, ProcessInitContext, ShutdownContext
 from tokenspeed.plugins.names import did_you_mean
+from tokenspeed.plugins.selection import load_target
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits, check_context
 from tokenspeed.serving.tokenizer import Tokenizer
@@ -85,11 +94,20 @@ class LLM:
         began_s = time.monotonic()
         config = _engine_config(model, flags)
         description = describe_model(config.model, config.load_format)
-        assembly = assemble(config, description, tool_call_parser=None, reasoning_parser=None)
+        assembly = assemble(
+            config,
+            description,
+            tool_call_parser=None,
+            reasoning_parser=None,
+            renderer=renderer_asked("auto", chat_template),
+        )
         self.tokenizer: Tokenizer = make_tokenizer(
             None if config.skip_tokenizer_init else config.tokenizer or description.tokenizer_path,
             chat_template=chat_template,
+            renderer=load_target(assembly.renderer.target) if assembly.renderer is not None else None,
         )
+        grammar = assembly.grammar_backend
+        self._checker = None if grammar is None else load_target(grammar.checker)
         # Of all streams: a step tells of every request, whichever stream asked for it.
         self._live: dict[int, _Live] = {}
         self._lock = threading.RLock()  # around the engine: one thread at a time
@@ -119,6 +137,7 @@ class LLM:
 
     def _close(self, reason: str) -> None:
         if self._engine is not None:
+            self._engine.close()
             self._engine, self._end = None, reason
             self._live.clear()
             self._events.shutdown(ShutdownContext(role="engine", reason=reason))
@@ -137,6 +156,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        response_format: Mapping[str, Any] | None = None,
+        structured_outputs: Mapping[str, Any] | None = None,
     ) -> list[GeneratedText]:
         """Complete prompts, all at once.
 
@@ -144,6 +165,8 @@ class LLM:
             prompts: texts or lists of token ids; a single one is a list of one.
             params: for all prompts, or one each; 128 tokens at temperature 1 unless given (``SamplingParams`` asks for 128 too unless it says otherwise).
             stop: a text, or several, that end a completion; they are not part of it.
+            response_format, structured_outputs: what every completion is held to, as in a request to the server: ``{"type": "json_object"}``, or
+                ``{"regex": "[a-z]+"}``.
 
         Returns:
             One result per prompt, in order.
@@ -152,7 +175,8 @@ class LLM:
             RequestError: a prompt does not fit or a parameter is out of range; nothing was generated then.
         """
         results: dict[int, GeneratedText] = {}
-        for piece in self.stream(prompts, params, stop=stop):
+        held = {"response_format": response_format, "structured_outputs": structured_outputs}
+        for piece in self.stream(prompts, params, stop=stop, **held):
             if piece.result is not None:
                 results[piece.index] = piece.result
         return [results[index] for index in range(len(results))]
@@ -163,6 +187,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        response_format: Mapping[str, Any] | None = None,
+        structured_outputs: Mapping[str, Any] | None = None,
     ) -> Iterator[Piece]:
         """``generate`` that yields text as it comes. Closing the iterator early ends the requests.
 
@@ -170,8 +196,9 @@ class LLM:
         """
         listed = listed_prompts(prompts)
         every, stops = listed_params(params, len(listed)), checked_stop(stop)
+        grammar = grammar_of(response_format, structured_outputs, self._checker)
         return self._stream(
-            listed, [self._prepare(prompt, one, stops) for prompt, one in zip(listed, every, strict=True)]
+            listed, [self._prepare(prompt, one, stops, grammar) for prompt, one in zip(listed, every, strict=True)]
         )
 
     def chat(
@@ -181,13 +208,17 @@ class LLM:
         *,
         stop: str | Sequence[str] = (),
         tools: Sequence[Mapping[str, Any]] = (),
+        response_format: Mapping[str, Any] | None = None,
+        structured_outputs: Mapping[str, Any] | None = None,
     ) -> GeneratedText:
-        """Answer a conversation, rendered with the model's chat template; tool calls stay text.
+        """Answer a conversation, rendered with the model's chat template; tool calls stay text, and so does reasoning, which a form that the answer is held to
+        leaves no room for.
 
         Raises:
             RequestError: as ``generate``, and when the model has no chat template.
         """
-        (result,) = self.generate([self.render(messages, tools=tools)], params, stop=stop)
+        held = {"response_format": response_format, "structured_outputs": structured_outputs}
+        (result,) = self.generate([self.render(messages, tools=tools)], params, stop=stop, **held)
         return result
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -206,7 +237,9 @@ class LLM:
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams | None, stop: tuple[str, ...]) -> GenerationRequest:
+    def _prepare(
+        self, prompt: Prompt, params: SamplingParams | None, stop: tuple[str, ...], grammar: Grammar | None
+    ) -> GenerationRequest:
         info = self.engine.info
         ids = prompt_ids(prompt, self.tokenizer, info.vocab_size)
         limits = Limits(
@@ -220,7 +253,9 @@ class LLM:
             default=DEFAULT_NEW_TOKENS,
             param="max_new_tokens",
         )
-        return GenerationRequest(prompts=[ids], params=checked or SamplingParams(wanted), stop=stop, streaming=True)
+        return GenerationRequest(
+            prompts=[ids], params=checked or SamplingParams(wanted), stop=stop, streaming=True, grammar=grammar
+        )
 
     def _stream(self, prompts: list[Prompt], requests: list[GenerationRequest]) -> Iterator[Piece]:
         mine: dict[int, _Live] = {}
@@ -230,7 +265,7 @@ class LLM:
                 owner = Generation(request, _Owner(self.engine))
                 detokenizer = self.tokenizer.detokenizer()
                 with self._lock, deferred_signals():
-                    rid = self.engine.add_request(ids, request.params)
+                    rid = self.engine.add_request(ids, request.params, grammar=request.grammar)
                     choice = Choice(owner, 0, rid, len(ids), detokenizer)
                     mine[rid] = self._live[rid] = _Live(index, prompt if isinstance(prompt, str) else None, choice)
             while mine:

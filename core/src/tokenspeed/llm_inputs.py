@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenspeed.errors import RequestError
-from tokenspeed.messages import SamplingParams
+from tokenspeed.messages import Grammar, SamplingParams
+from tokenspeed.serving.constraint import GrammarChecker, answer_grammar
 from tokenspeed.serving.protocol.parse import parse_object
 from tokenspeed.serving.protocol.sampling import Limits, SamplingFields, sampling_params, stop_strings
+from tokenspeed.serving.protocol.structured import answer_of
 from tokenspeed.serving.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "checked_params", "checked_stop", "listed_params", "listed_prompts", "prompt_ids"]
+__all__ = ["Prompt", "checked_params", "checked_stop", "grammar_of", "listed_params", "listed_prompts", "prompt_ids"]
 
 Prompt = str | Sequence[int]
 #: Fields of ``SamplingParams`` that are not fields of a request's JSON under the same name and type.
@@ -43,6 +45,16 @@ def listed_params(
         if one is not None and not isinstance(one, SamplingParams):
             raise RequestError(f"params: give SamplingParams, not {_kind(one)}", param="params")
     return every
+
+
+def grammar_of(
+    response_format: Mapping[str, Any] | None,
+    structured_outputs: Mapping[str, Any] | None,
+    checker: GrammarChecker | None,
+) -> Grammar | None:
+    """What a text is held to by the fields that a request's JSON has for it. Raises ``RequestError`` for what is malformed or would not be enforced."""
+    answer = answer_of(response_format, structured_outputs)
+    return None if answer is None else answer_grammar(answer, checker)
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> list[int]:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tokenspeed.errors import ConfigError
+from tokenspeed.interfaces.renderer import Renderer, RendererContext
 from tokenspeed.serving.tokenizer import HFTokenizer, NoTokenizer, Tokenizer, load_tokenizer
 
-__all__ = ["check_tokenizer", "make_tokenizer"]
+__all__ = ["check_tokenizer", "make_tokenizer", "renderer_asked"]
+
+
+def renderer_asked(renderer: str | None, chat_template: str | None) -> str | None:
+    """``--renderer`` beside ``--chat-template``: a template that was given stands for a renderer that was not.
+
+    Raises:
+        ConfigError: both were given.
+    """
+    if chat_template is None or renderer is None:
+        return renderer
+    if renderer == "auto":
+        return None
+    raise ConfigError(f"--renderer {renderer} and --chat-template {chat_template}: give one of them")
 
 
 def check_tokenizer(path: str | None, *, chat_template: str | None = None) -> None:
@@ -27,12 +42,15 @@ def check_tokenizer(path: str | None, *, chat_template: str | None = None) -> No
         raise ConfigError(f"{path} holds no tokenizer.json; give a directory that has one with --tokenizer")
 
 
-def make_tokenizer(path: str | None, *, chat_template: str | None = None) -> Tokenizer:
+def make_tokenizer(
+    path: str | None, *, chat_template: str | None = None, renderer: Callable[[RendererContext], Renderer] | None = None
+) -> Tokenizer:
     """The tokenizer of a model.
 
     Args:
         path: directory with ``tokenizer.json``, GGUF file, or ``toy``; ``None`` makes one that knows ids only.
         chat_template: file of a template that replaces the model's.
+        renderer: class of a renderer that stands for templates.
 
     Raises:
         ConfigError: a file is missing, or the template cannot be read. ModelError: the tokenizer cannot be read.
@@ -44,7 +62,7 @@ def make_tokenizer(path: str | None, *, chat_template: str | None = None) -> Tok
     check_tokenizer(path)
     template = _read_template(chat_template)
     if Path(path).is_dir():
-        return load_tokenizer(path, chat_template=template)
+        return load_tokenizer(path, chat_template=template, renderer=renderer)
     if path == TOY_NAME:
         own: str | None = TOY_CHAT_TEMPLATE
         core, ids = build_toy_tokenizer(), TOY_SPECIAL
@@ -54,7 +72,13 @@ def make_tokenizer(path: str | None, *, chat_template: str | None = None) -> Tok
         built = build_tokenizer(path)
         core, ids, own = built.tokenizer, built.special, built.chat_template
     special = {name.removesuffix("_id"): str(core.id_to_token(token)) for name, token in ids.items()}
-    return HFTokenizer(core, special=special, chat_templates={"default": own} if own else {}, chat_template=template)
+    return HFTokenizer(
+        core,
+        special=special,
+        chat_templates={"default": own} if own else {},
+        chat_template=template,
+        renderer=renderer,
+    )
 
 
 def _read_template(file: str | None) -> str | None:

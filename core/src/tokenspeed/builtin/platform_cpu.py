@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform as host
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tokenspeed.builtin.host import available_memory, cpu_features, usable_cpus
+from tokenspeed.builtin.huge_pages import collapse, prefer
 from tokenspeed.interfaces.platform import Platform, PlatformDefaults
 
 if TYPE_CHECKING:
@@ -72,6 +74,11 @@ class CpuPlatform(Platform):
             int(min(available_memory() * _KV_SHARE * min(1.0, utilization / 0.9), _KV_LIMIT))
             // self.ctx.local_world_size
         )
+
+    def settle(self, tag: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Into huge pages: a step reads all weights, and finds keys and values all over the pool."""
+        blocks = [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+        (collapse if tag == "weights" else prefer)(blocks)
 
     def collective_backend(self) -> str:
         return "gloo"

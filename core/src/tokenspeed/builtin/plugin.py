@@ -1,4 +1,4 @@
-"""What core contributes: a toy model, the CPU platform, the reference attention backend and the reference kernels."""
+"""What core contributes: a toy model, the CPU platform, the reference attention backend, the reference kernels and a KV store in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from tokenspeed.plugins import (
     AttentionBackendSpec,
     AttentionSupport,
     KernelSpec,
+    KVStoreSpec,
     ModelSpec,
+    OptionSpec,
     PlatformSpec,
     Priority,
     hookimpl,
@@ -56,3 +58,16 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
 def tokenspeed_kernels() -> list[KernelSpec]:
     """The definition of every kernel."""
     return list(REFERENCE_KERNELS)
+
+
+@hookimpl
+def tokenspeed_kv_stores() -> list[KVStoreSpec]:
+    """A store that ends with the process: for tests, and to see what an L3 would hit."""
+    target, text = "tokenspeed.builtin.memory_store:MemoryStore", "in this process, gone with it"
+    return [KVStoreSpec(name="memory", target=target, priority=_REFERENCE, durable=False, description=text)]
+
+
+@hookimpl
+def tokenspeed_options() -> list[OptionSpec]:
+    """Options of the built-ins."""
+    return [OptionSpec(name="memory_store_mb", type=int, default=1024, minimum=1, help="cap of the KV store memory")]

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenspeed.cli.main import COMMANDS
+from tokenspeed.errors import PluginError
 from tokenspeed.plugins.dispatch import EventCalls
-from tokenspeed.plugins.manager import PluginHost
+from tokenspeed.plugins.manager import PluginHost, innermost_cause
 from tokenspeed.plugins.options import resolve_options
 from tokenspeed.plugins.registry import Contribution, spec_key
 from tokenspeed.plugins.requirements import missing_requirements
+from tokenspeed.plugins.selection import load_target
 from tokenspeed.plugins.specs import CommandSpec, Spec
 
 __all__ = ["examine"]
@@ -66,9 +68,26 @@ def _contributions(host: PluginHost) -> Iterator[Finding]:
                         yield _finding("warning", name, f"{label} needs plugin {needed}, which is not active")
             elif spec.name in COMMANDS:
                 yield _finding("error", name, f"{label} has the name of a built-in command and cannot be reached")
-            fault = _missing_module(spec.target.partition(":")[0])
+            fault = (
+                _target_fault(spec)
+                if isinstance(spec, Spec) and not c.off
+                else _missing_module(spec.target.partition(":")[0])
+            )
             if fault:
                 yield _finding("error", name, f"{label}: {fault}", "the plugin is incomplete; reinstall it")
+
+
+def _target_fault(spec: Spec) -> str:
+    """What a user would meet on selecting it: the target is imported where what it requires is there."""
+    module = spec.target.partition(":")[0]
+    fault = _missing_module(module)
+    if fault or missing_requirements(spec.requires):
+        return fault
+    try:
+        load_target(spec.target)
+    except PluginError as error:
+        return innermost_cause(error.__cause__ or error)
+    return ""
 
 
 def _missing_module(module: str) -> str:

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
         describe_model(config.model, config.load_format),
         tool_call_parser=serving.tool_call_parser,
         reasoning_parser=serving.reasoning_parser,
+        renderer=serving.renderer,
         announce=False,
     )
     print(json.dumps(assembly.to_json(), indent=2) if args.json else assembly.explain(verbose=True))

@@ -20,7 +20,10 @@ _CONTRACTS = {
     "tokenspeed_attention_backends": "interfaces/attention.py",
     "tokenspeed_tool_parsers": "interfaces/parser.py",
     "tokenspeed_reasoning_parsers": "interfaces/reasoning.py",
+    "tokenspeed_renderers": "interfaces/renderer.py",
+    "tokenspeed_grammar_backends": "interfaces/grammar.py",
     "tokenspeed_kernels": "interfaces/kernel.py",
+    "tokenspeed_kv_stores": "interfaces/kvstore.py",
 }
 
 _HEAD = """\

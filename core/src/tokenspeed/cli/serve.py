@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokenspeed.engine.assembly import Assembly
     from tokenspeed.engine.launch import EngineHandle
     from tokenspeed.messages import EngineInfo
-    from tokenspeed.plugins.specs import Spec
+    from tokenspeed.plugins.specs import GrammarBackendSpec, Spec
     from tokenspeed.serving.sockets import Sockets
     from tokenspeed.serving.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from tokenspeed.engine.assembly import assemble
         from tokenspeed.engine.bootstrap import bootstrap
-        from tokenspeed.model_tokenizer import check_tokenizer
+        from tokenspeed.model_tokenizer import check_tokenizer, renderer_asked
         from tokenspeed.plugins.events import EngineReadyContext, ShutdownContext
         from tokenspeed.weights.describe import describe_model
 
@@ -46,7 +46,11 @@ def run(args: argparse.Namespace) -> int:
         path = None if engine.skip_tokenizer_init else engine.tokenizer or description.tokenizer_path
         check_tokenizer(path, chat_template=serving.chat_template)
         assembly = assemble(
-            engine, description, tool_call_parser=serving.tool_call_parser, reasoning_parser=serving.reasoning_parser
+            engine,
+            description,
+            tool_call_parser=serving.tool_call_parser,
+            reasoning_parser=serving.reasoning_parser,
+            renderer=renderer_asked(serving.renderer, serving.chat_template),
         )
         print(assembly.explain(), flush=True)
         # This process is one of those that the plan is for: it loads its targets and tells its plugins as every other one does.
@@ -81,7 +85,7 @@ def _launch_and_serve(
     config = assembly.config
     with launch(assembly, log_level=serving.log_level.upper()) as handle:
         path = None if config.skip_tokenizer_init else config.tokenizer or assembly.model.tokenizer_path
-        tokenizer = make_tokenizer(path, chat_template=serving.chat_template)
+        tokenizer = make_tokenizer(path, chat_template=serving.chat_template, renderer=_target(assembly.renderer))
         code, reason = _serve(assembly, serving, sockets, handle, tokenizer, announce)
         handle.wait(5.0)
         failure = handle.poll()
@@ -119,6 +123,7 @@ def _serve(
         model_names=serving.served_model_name,
         tool_parser=_target(assembly.tool_parser),
         reasoning_parser=_target(assembly.reasoning_parser),
+        grammar_checker=_checker(assembly.grammar_backend),
         server_info={"model_path": assembly.config.model_path},
         plugins=assembly.to_json(),
     )
@@ -133,3 +138,12 @@ def _target(spec: Spec | None) -> Any:
     from tokenspeed.plugins.selection import load_target
 
     return load_target(spec.target)
+
+
+def _checker(spec: GrammarBackendSpec | None) -> Any:
+    if spec is None:
+        return None
+    from tokenspeed.plugins.selection import load_target
+    from tokenspeed.serving.constraint import CheckedBefore
+
+    return CheckedBefore(load_target(spec.checker))

@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from tokenspeed.interfaces.platform import Platform
     from tokenspeed.plugins.specs import (
         AttentionBackendSpec,
+        GrammarBackendSpec,
+        KVStoreSpec,
         ModelSpec,
         PlatformSpec,
         ReasoningParserSpec,
+        RendererSpec,
         ToolParserSpec,
     )
     from tokenspeed.types import KVLayout
@@ -106,6 +109,24 @@ class Assembly:
         choice = self.choices.get("reasoning_parser")
         return choice.spec if choice else None
 
+    @property
+    def renderer(self) -> RendererSpec | None:
+        """The renderer, or ``None`` when conversations are written by the tokenizer's chat template."""
+        choice = self.choices.get("renderer")
+        return choice.spec if choice else None
+
+    @property
+    def grammar_backend(self) -> GrammarBackendSpec | None:
+        """The grammar backend, or ``None`` when requests with a grammar are refused."""
+        choice = self.choices.get("grammar_backend")
+        return choice.spec if choice else None
+
+    @property
+    def kv_store(self) -> KVStoreSpec | None:
+        """The L3 store, or ``None``."""
+        choice = self.choices.get("kv_store")
+        return choice.spec if choice else None
+
     def options_of(self, slot: str) -> Mapping[str, Any]:
         """Options of the plugin that fills a slot."""
         return self.options.get(self.choices[slot].winner.plugin, {})
@@ -155,6 +176,7 @@ def assemble(
     *,
     tool_call_parser: str | None = "auto",
     reasoning_parser: str | None = "auto",
+    renderer: str | None = "auto",
     host: PluginHost | None = None,
     accelerators: Callable[[], list[Accelerator]] = present_accelerators,
     announce: bool = True,
@@ -162,7 +184,7 @@ def assemble(
     """Decide what fills every slot.
 
     Args:
-        tool_call_parser, reasoning_parser: ``auto`` (the model spec's), a name, or ``None`` for none.
+        tool_call_parser, reasoning_parser, renderer: ``auto`` (the model spec's), a name, or ``None`` for none.
         host: plugins that are already loaded according to ``config.plugins``; loaded here unless given. It is frozen.
         announce: log broken plugins and warnings; off where another process of the server has done so.
         accelerators: finds accelerators that must not be left idle unnoticed.
@@ -197,6 +219,13 @@ def assemble(
     for phase, choice in attention.by_phase.items():
         slots.take(f"attention.{phase}", choice)
     _take_parsers(slots, host, model_choice, tool_call_parser, reasoning_parser)
+    renderer_choice, renderer_warning = choices.choose_renderer(host, renderer, model_choice)
+    slots.take("renderer", renderer_choice)
+    slots.warnings += [renderer_warning] if renderer_warning else []
+    grammar, grammar_warning = choices.choose_grammar_backend(host, config.grammar_backend, platform_choice.spec.name)
+    slots.take("grammar_backend", grammar)
+    slots.warnings += [grammar_warning] if grammar_warning else []
+    slots.take("kv_store", choices.choose_kv_store(host, config.kvstore, platform_choice.spec.name))
     check_overrides(config.kernel_overrides, host.registry.specs("kernel"))
 
     resolved = msgspec.structs.replace(
@@ -204,6 +233,8 @@ def assemble(
         block_size=attention.page_size,
         prefill_attention_backend=attention.by_phase["extend"].winner.name,
         decode_attention_backend=attention.by_phase["decode"].winner.name,
+        grammar_backend=grammar.winner.name if grammar is not None else None,
+        kvstore=slots.choices["kv_store"].winner.name if config.kvstore is not None else None,
     )
     if announce:
         for name, cause in host.broken:

@@ -20,8 +20,8 @@ __all__ = ["bootstrap", "verify_plan"]
 
 #: Slots that a process of each role loads: the others stay strings there.
 _SLOTS = {
-    "engine": ("platform", "model", "attention.extend", "attention.decode"),
-    "server": ("tool_parser", "reasoning_parser"),
+    "engine": ("platform", "model", "attention.extend", "attention.decode", "grammar_backend", "kv_store"),
+    "server": ("tool_parser", "reasoning_parser", "renderer"),
     "cli": (),
 }
 
@@ -70,13 +70,14 @@ def bootstrap(
         from tokenspeed.weights.describe import describe_model
 
         model = describe_model(config.model, config.load_format)
-    parsers = {slot: _qualified(plan, slot) for slot in ("tool_parser", "reasoning_parser")}
+    parsers = {slot: _qualified(plan, slot) for slot in ("tool_parser", "reasoning_parser", "renderer")}
     try:
         assembly = assemble(
             config,
             model,
             tool_call_parser=parsers["tool_parser"],
             reasoning_parser=parsers["reasoning_parser"],
+            renderer=parsers["renderer"],
             host=host,
             announce=False,
         )

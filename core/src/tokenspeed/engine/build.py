@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tokenspeed.engine.control import Control
 from tokenspeed.engine.end_tokens import end_token_ids
 from tokenspeed.engine.event_loop import EventLoop, Executor
 from tokenspeed.engine.gauges import Gauges
+from tokenspeed.engine.grammar_setup import GrammarParts, build_grammars, load_grammar_parts
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
 from tokenspeed.errors import ConfigError, ModelError
@@ -65,6 +66,7 @@ class Rank:
     weight_bytes: int
     vocab_size: int
     load_seconds: float
+    grammar: GrammarParts = field(default_factory=GrammarParts)
 
 
 def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, directory: Path | None = None) -> Rank:
@@ -98,7 +100,8 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         )
     plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages)
     backends = _bind_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
-    executor = _executor(assembly, platform, model, pool, kernels, backends, plan_shape)
+    grammar = load_grammar_parts(assembly, vocab_size=_vocab_size(assembly))
+    executor = _executor(assembly, platform, model, pool, kernels, backends, plan_shape, grammar)
     return Rank(
         executor=executor,
         platform=platform,
@@ -106,6 +109,7 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         weight_bytes=storage_bytes([*model.parameters(), *model.buffers()]),
         vocab_size=_vocab_size(assembly),
         load_seconds=seconds,
+        grammar=grammar,
     )
 
 
@@ -115,7 +119,8 @@ def build_loop(
     """The loop of rank 0 around ``executor`` (default: the rank's own), and what the engine says of itself."""
     config = assembly.config
     scheduler = Scheduler(scheduler_config(config, num_pages=rank.pool.num_pages))
-    gauges = Gauges(scheduler)
+    grammars = build_grammars(rank.grammar)
+    gauges = Gauges(scheduler, grammars)
     info = _info(assembly, rank)
     loop = EventLoop(
         scheduler=scheduler,
@@ -128,6 +133,7 @@ def build_loop(
         channel=channel,
         control=Control(scheduler=scheduler, gauges=gauges, info=info),
         gauges=gauges,
+        grammars=grammars,
         overlap_depth=scheduler.config.overlap_depth,
     )
     return loop, info
@@ -180,6 +186,7 @@ def _load_model(
     filled = model.load_weights(iterate_weights(assembly.model, model=model, progress=progress))
     check_complete(model, filled)
     model.eval()
+    platform.settle("weights", [*model.parameters(), *model.buffers()])
     return model, time.monotonic() - began_s
 
 
@@ -209,7 +216,7 @@ def _make_pool(assembly: Assembly, platform: Platform, groups: Sequence[CacheGro
         raise ConfigError(f"{text}, and the machine has {has / 2**30:.1f} GiB; lower {flag}")
     try:
         with platform.allocate("kv"):
-            return KVPool(
+            pool = KVPool(
                 groups,
                 layout=assembly.kv_layout,
                 page_sizes=[assembly.page_size] * len(groups),
@@ -219,6 +226,8 @@ def _make_pool(assembly: Assembly, platform: Platform, groups: Sequence[CacheGro
             )
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ConfigError(f"{text}, which the machine cannot give; lower {flag}") from error
+    platform.settle("kv", pool.tensors)
+    return pool
 
 
 def _memory_bytes(device: torch.device) -> int:
@@ -277,6 +286,7 @@ def _executor(
     kernels: KernelRegistry,
     backends: Sequence[tuple[AttentionBackend, AttentionBackend]],
     plan_shape: SchedulerConfig,
+    grammar: GrammarParts,
 ) -> ModelExecutor:
     """The executor, warmed up and with its graphs captured where the platform queues its work."""
     config = assembly.config
@@ -288,6 +298,9 @@ def _executor(
         shape={"vocab_size": vocab_size},
     )
     argmax = kernels.select(request)
+    apply_bitmask = kernels.select(
+        KernelRequest(family="sampling", mode="apply_bitmask", dtype="fp32", shape={"vocab_size": vocab_size})
+    )
     max_rows, max_model_len = _set(config.max_num_seqs), _set(config.max_model_len)
     state = SlotSampling(max_slots=max_rows, vocab_size=vocab_size, device=platform.device)
     # A row may hold a page more than its length needs: the step that reaches the limit is planned with room to spare.
@@ -296,7 +309,7 @@ def _executor(
     executor = ModelExecutor(
         model=model,
         forward=eager(model, [backend for pair in backends for backend in pair]),
-        sampler=Sampler(state, argmax),
+        sampler=Sampler(state, argmax, grammars=grammar.for_slots(max_rows), apply_bitmask=apply_bitmask),
         state=state,
         tables=tables,
         page_sizes=pool.page_sizes,

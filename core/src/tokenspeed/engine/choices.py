@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.accelerators import Accelerator
+from tokenspeed.engine.advice import how_to_get, left_out, parser_plugin
 from tokenspeed.engine.settings import DTYPES, AttentionShape
-from tokenspeed.errors import PluginError
+from tokenspeed.errors import NothingFitsError, PluginError
 from tokenspeed.interfaces.platform import Platform, PlatformContext
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
 from tokenspeed.plugins.registry import Contribution
@@ -17,9 +18,12 @@ from tokenspeed.plugins.requirements import missing_requirements
 from tokenspeed.plugins.selection import Choice, Need, load_target, select
 from tokenspeed.plugins.specs import (
     AttentionBackendSpec,
+    GrammarBackendSpec,
     KernelSpec,
+    KVStoreSpec,
     ModelSpec,
     PlatformSpec,
+    RendererSpec,
     Spec,
 )
 from tokenspeed.types import KVLayout
@@ -32,9 +36,12 @@ __all__ = [
     "AttentionChoice",
     "AttentionUse",
     "choose_attention",
+    "choose_grammar_backend",
+    "choose_kv_store",
     "choose_model",
     "choose_parser",
     "choose_platform",
+    "choose_renderer",
     "device_name",
     "make_platform",
     "usable_kernels",
@@ -93,7 +100,7 @@ def _refuse_idle(host: PluginHost, choice: Choice[PlatformSpec], present: Sequen
     one = present[0]
     raise PluginError(
         f"{causes}{one.what} is present ({one.evidence}), but no active plugin serves it: "
-        f"pip install {one.plugin}, or run on the CPU with --device cpu"
+        f"{how_to_get(host, one.plugin)}, or run on the CPU with --device cpu"
     )
 
 
@@ -149,10 +156,10 @@ def choose_model(host: PluginHost, model: ModelDescription, platform: str) -> Ch
     )
     advice = (
         f"no installed plugin serves {asked} ({model.name}). Plugins for models are named "
-        f"tokenspeed-plugin-models-FAMILY: try pip install tokenspeed-plugin-models-{family}"
+        f"tokenspeed-plugin-models-FAMILY: try {how_to_get(host, f'tokenspeed-plugin-models-{family}')}"
     )
-    if host.selection.only or host.selection.removed:
-        advice += "; --plugins also leaves installed plugins out"
+    if out := [name for name in left_out(host) if name.startswith("models-") and name not in advice]:
+        advice += f"; --plugins also leaves out {', '.join(out)}"
     return select(
         "model class",
         host.registry.specs("model"),
@@ -294,10 +301,70 @@ def choose_parser(
     if not any(wanted in (c.spec.name, c.name, *getattr(c.spec, "aliases", ())) for c in candidates):
         return None, (
             f"{what} {wanted}, which model {model.winner.name} uses, is not active, and what it would find stays text; "
-            f"try pip install tokenspeed-plugin-parsers-{wanted}"
+            f"try {how_to_get(host, parser_plugin(wanted))}"
         )
     need = Need(wanted, f"model {model.winner.name}")
     return select(what, candidates, need=need, active=host.active, excluded=host.broken), ""
+
+
+def choose_renderer(
+    host: PluginHost, asked: str | None, model: Choice[ModelSpec]
+) -> tuple[Choice[RendererSpec] | None, str]:
+    """The renderer, or ``None`` for the tokenizer's chat template, and a warning where the model's own renderer is not there."""
+    candidates = host.registry.specs("renderer")
+    wanted = model.spec.renderer
+    if asked is None or (asked == "auto" and not wanted):
+        return None, ""
+    if asked == "auto" and not any(wanted in (c.spec.name, c.name, *c.spec.aliases) for c in candidates):
+        return None, (
+            f"renderer {wanted}, which model {model.winner.name} uses, is not active, and chat needs a chat template; "
+            f"try {how_to_get(host, parser_plugin(wanted))}"
+        )
+    if asked == "auto":
+        need = Need(wanted, f"model {model.winner.name}")
+        return select("renderer", candidates, need=need, active=host.active, excluded=host.broken), ""
+    choice = select(
+        "renderer", candidates, flag=asked, flag_name="--renderer", active=host.active, excluded=host.broken
+    )
+    return choice, ""
+
+
+def choose_grammar_backend(
+    host: PluginHost, asked: str | None, platform: str
+) -> tuple[Choice[GrammarBackendSpec] | None, str]:
+    """The grammar backend, and a warning where those that are installed cannot run; ``auto`` does not fail a start for it."""
+    candidates = host.registry.specs("grammar_backend")
+    if asked is None or (asked == "auto" and not candidates):
+        return None, ""
+    flag = None if asked == "auto" else asked
+    try:
+        choice = select(
+            "grammar backend",
+            candidates,
+            flag=flag,
+            flag_name="--grammar-backend",
+            platform=platform,
+            active=host.active,
+            excluded=host.broken,
+        )
+    except NothingFitsError as error:
+        return None, f"requests with a grammar are refused: {error.broken}" if error.broken else ""
+    return choice, ""
+
+
+def choose_kv_store(host: PluginHost, asked: str | None, platform: str) -> Choice[KVStoreSpec] | None:
+    """The L3 store; only a user can ask for one. Raises as ``select`` does."""
+    if asked is None:
+        return None
+    return select(
+        "KV store",
+        host.registry.specs("kv_store"),
+        flag=asked,
+        flag_name="--kvstore",
+        platform=platform,
+        active=host.active,
+        excluded=host.broken,
+    )
 
 
 def usable_kernels(host: PluginHost, platform: str, overrides: Mapping[str, str]) -> list[Contribution[KernelSpec]]:

@@ -16,6 +16,7 @@ from tokenspeed._scheduler import FinishReason as SchedulerReason
 from tokenspeed.engine.channel import Channel
 from tokenspeed.engine.control import Control
 from tokenspeed.engine.gauges import Gauges
+from tokenspeed.engine.grammars import Grammars
 from tokenspeed.engine.outputs import REASONS, Judgement, judge, output_of, take_prompt_logprobs, token_logprobs
 from tokenspeed.engine.rate_limit import RateLimitedLog
 from tokenspeed.engine.requests import Admission, LiveRequest
@@ -73,6 +74,7 @@ class EventLoop:
     """Drives one scheduler and one executor.
 
     Args:
+        grammars: where requests wait for their grammars; refuses them all unless given.
         overlap_depth: plans that may be executed before the results of the plan before them are advanced; 0 or 1.
         clock: microseconds; another one than ``now_us`` makes times repeatable.
     """
@@ -86,6 +88,7 @@ class EventLoop:
         channel: Channel,
         control: Control,
         gauges: Gauges,
+        grammars: Grammars | None = None,
         overlap_depth: int = 0,
         clock: Callable[[], int] = now_us,
     ) -> None:
@@ -95,6 +98,7 @@ class EventLoop:
         self._channel = channel
         self._control = control
         self._gauges = gauges
+        self._grammars = grammars or Grammars()
         self._depth = overlap_depth
         self._clock = clock
         self._flights: deque[_Flight] = deque()
@@ -120,6 +124,8 @@ class EventLoop:
 
     def step(self) -> bool:
         """Plan, execute, advance, emit. False when there was nothing to run."""
+        if self._grammars.busy:
+            self._take_grammars()
         plan = self._plan()
         if plan is not None:
             self._flights.append(self._execute(plan))
@@ -204,12 +210,33 @@ class EventLoop:
             self._unknown.warning("Request %d is live already; the second one of that number is ignored", message.rid)
             return
         try:
+            if message.grammar is not None:
+                self._grammars.check(message.grammar)
             request = self._admission.admit(message, self._clock())
+            there = message.grammar is None or self._grammars.ask(request, message.grammar)
         except RequestError as error:
-            self._refuse(message.rid, error.message, error.param or "")
+            self._refuse(message.rid, error.message, error.param or "", error.status)
             return
         self._by_id[request.id] = self._by_rid[request.rid] = request
-        waiting.append(request)
+        if there:
+            waiting.append(request)
+        self._gauges.changed()
+
+    def _take_grammars(self) -> None:
+        """Submit the requests whose grammars are there, and refuse those whose failed."""
+        waiting: list[LiveRequest] = []
+        for request, error in self._grammars.collect():
+            request.grammar_us = self._clock()
+            if error is None:
+                waiting.append(request)
+            else:
+                self._forget(request, None)
+                self._refuse(request.rid, error.message, error.param or "grammar", error.status)
+        self._submit(waiting)
+
+    def wait_for_grammars(self, timeout_s: float) -> None:
+        """Wait until a grammar is there, where requests wait for one: for who has nothing else to wait for."""
+        self._grammars.wait(timeout_s)
 
     def _submit(self, waiting: list[LiveRequest]) -> None:
         if not waiting:
@@ -222,8 +249,13 @@ class EventLoop:
         waiting.clear()
         self._gauges.changed()
 
-    def _refuse(self, rid: int, reason: str, param: str) -> None:
-        self._outbox.append(TokenOutput(rid=rid, tokens=[], finish=FinishReason.ERROR.value, error=reason, param=param))
+    def _refuse(self, rid: int, reason: str, param: str, status: int = 400) -> None:
+        ended = FinishReason.ERROR.value
+        self._outbox.append(
+            TokenOutput(
+                rid=rid, tokens=[], finish=ended, error=reason, param=param, status=0 if status == 400 else status
+            )
+        )
         self._gauges.ended(FinishReason.ERROR)
 
     def _cut(self, rid: int, reason: FinishReason) -> None:
@@ -235,7 +267,13 @@ class EventLoop:
         # A stop string is an end like any other: admission learns from its length.
         stopped = reason is FinishReason.STOP
         self._scheduler.abort(request.id, SchedulerReason.STOP if stopped else SchedulerReason.ABORTED)
+        if self._grammars.busy:
+            self._leave_grammar(request)
         self._finish(request, reason)
+
+    def _leave_grammar(self, request: LiveRequest) -> None:
+        if self._grammars.leave(request):
+            request.grammar_us = self._clock()
 
     def _ended(self, ids: list[int], reasons: list[int]) -> None:
         """Requests that the scheduler ended and that nobody has told of yet."""
@@ -269,6 +307,11 @@ class EventLoop:
         for request in list(self._by_id.values()):
             self._finish(request, FinishReason.ABORT)
         self._send(idle=True)
+        self.close()
+
+    def close(self) -> None:
+        """Give back what lives outside this process; the loop cannot be used any more."""
+        self._grammars.close()
 
 
 def _logprobs_by_row(result: StepResult) -> dict[int, list[TokenLogprobs]]:

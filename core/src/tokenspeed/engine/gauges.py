@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tokenspeed._scheduler import Scheduler
+from tokenspeed.engine.grammars import Grammars
 from tokenspeed.messages import EngineStats
 from tokenspeed.types import FinishReason
 
@@ -16,8 +17,9 @@ _INTERVAL_US = 100_000
 class Gauges:
     """Ends by reason and steps are counted here: a stop string is an abort for the scheduler, yet a good end for the client."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, grammars: Grammars | None = None) -> None:
         self._scheduler = scheduler
+        self._grammars = grammars or Grammars()
         self._ends: Counter[FinishReason] = Counter()
         self._due_us = 0
         self._fresh = True
@@ -48,7 +50,7 @@ class Gauges:
 
     def now(self) -> EngineStats:
         """The figures of this moment."""
-        stats = self._scheduler.stats()
+        stats, grammars = self._scheduler.stats(), self._grammars.figures
         return EngineStats(
             waiting=stats.waiting,
             running=stats.running,
@@ -66,4 +68,9 @@ class Gauges:
             finished=self._ends[FinishReason.STOP] + self._ends[FinishReason.LENGTH],
             evicted_pages=stats.evicted_pages,
             steps=self._steps,
+            grammar_waiting=self._grammars.waiting,
+            grammar_compiles=grammars.compiles,
+            grammar_compile_seconds=grammars.compile_seconds,
+            grammar_hits=grammars.hits,
+            grammar_failures=grammars.failures,
         )

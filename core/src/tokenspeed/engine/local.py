@@ -16,6 +16,7 @@ from tokenspeed.messages import (
     ControlReply,
     ControlRequest,
     GenerateRequest,
+    Grammar,
     Outputs,
     SamplingParams,
     StopRequest,
@@ -23,6 +24,10 @@ from tokenspeed.messages import (
 )
 
 __all__ = ["LocalEngine"]
+
+
+#: How long a step waits at most where there is nothing to do but to wait for a grammar.
+_GRAMMAR_S = 0.02
 
 
 class LocalEngine:
@@ -44,12 +49,18 @@ class LocalEngine:
         self._kept: list[TokenOutput] = []
 
     def add_request(
-        self, tokens: Sequence[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
+        grammar: Grammar | None = None,
     ) -> int:
         """Queue a prompt; the number that its outputs carry. A prompt that cannot run ends with an error output."""
         rid = next(self._rids)
         packed = np.asarray(tokens, dtype="<i4").tobytes()
-        self._channel.to_engine.append(GenerateRequest(rid, packed, params, 0.0, priority, salt))
+        self._channel.to_engine.append(GenerateRequest(rid, packed, params, 0.0, priority, salt, grammar))
         return rid
 
     def abort(self, rid: int) -> None:
@@ -69,6 +80,10 @@ class LocalEngine:
         self._channel.from_engine.remove(reply)
         return reply
 
+    def close(self) -> None:
+        """End what the engine runs outside this process."""
+        self._loop.close()
+
     @property
     def busy(self) -> bool:
         """Requests wait, run, or have outputs in flight."""
@@ -77,7 +92,8 @@ class LocalEngine:
     def step(self) -> list[TokenOutput]:
         """Take what was queued, run one step, and return what it told."""
         self._loop.take(self._channel.receive(0))
-        self._loop.step()
+        if not self._loop.step():
+            self._loop.wait_for_grammars(_GRAMMAR_S)
         messages = list(self._channel.from_engine)
         self._channel.from_engine.clear()
         kept, self._kept = self._kept, []

@@ -45,7 +45,7 @@ class Judgement:
     Attributes:
         tokens: the row's tokens up to the one that ends the request, which is included.
         ended_by: that token where the request asked for it in ``stop_token_ids``.
-        bad: its logits were not numbers.
+        bad: its logits were not numbers; ``fault`` where it is something else.
     """
 
     row: int
@@ -53,6 +53,7 @@ class Judgement:
     tokens: list[int]
     ended_by: int | None = None
     bad: bool = False
+    fault: str = ""
 
 
 def judge(
@@ -75,7 +76,7 @@ def judge(
             continue
         if row in bad:
             counts[row], outcomes[row] = 0, OUTCOME_FAIL
-            judgements.append(Judgement(row, request, [], bad=True))
+            judgements.append(Judgement(row, request, [], bad=True, fault=result.faults.get(row, "")))
             continue
         tokens = drawn[:count]
         judgement = Judgement(row, request, tokens)
@@ -110,7 +111,7 @@ def output_of(
         logprobs=logprobs if not judgement.bad else None,
         prompt_logprobs=prompt_logprobs,
         stats=request.stats(now_us) if finish is not None else None,
-        error=_BAD_LOGITS if judgement.bad else "",
+        error=(judgement.fault or _BAD_LOGITS) if judgement.bad else "",
     )
 
 

@@ -27,7 +27,7 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
             for loser in choice.losers:
                 by_reason.setdefault(loser.reason, []).append(loser.name)
             lines += [f"  {'':<17}   not {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
-    for slot in ("tool_parser", "reasoning_parser"):
+    for slot in ("tool_parser", "reasoning_parser", "renderer", "grammar_backend"):
         if slot not in assembly.choices:
             lines.append(f"  {slot:<17} none")
     lines.append(

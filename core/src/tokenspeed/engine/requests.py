@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tokenspeed.errors import RequestError
 from tokenspeed.messages import GenerateRequest, RequestStats, SamplingParams, TokenLogprobs
-from tokenspeed.runtime.plan import SlotRequest
+from tokenspeed.runtime.plan import SlotGrammar, SlotRequest
 
 __all__ = ["Admission", "LiveRequest"]
 
@@ -32,6 +32,7 @@ class LiveRequest:
         output: ids generated so far.
         prompt_logprobs: filled chunk by chunk; ``None`` when not asked for or already sent.
         cached_tokens: prompt tokens found in the cache at its first admission; -1 before it.
+        grammar: what its tokens must match, once that is compiled; ``grammar_us`` is when it was, or when the request ended waiting for it.
     """
 
     id: int
@@ -52,6 +53,8 @@ class LiveRequest:
     preemptions: int = 0
     preempted_us: int = 0
     retracted_us: int = 0
+    grammar: SlotGrammar | None = None
+    grammar_us: int = 0
 
     def prompt_ids(self) -> npt.NDArray[np.int32]:
         """(prompt) int32, read-only."""
@@ -78,6 +81,8 @@ class LiveRequest:
             tuple(sorted(self.end_ids)),
             self.prompt,
             np.array(self.output, dtype="<i4").tobytes(),
+            self.id,
+            self.grammar,
         )
 
     def retract(self, now_us: int) -> None:
@@ -101,6 +106,7 @@ class LiveRequest:
             total_ms=(now_us - self.arrival_us) / 1000,
             preemptions=self.preemptions,
             preempted_ms=preempted / 1000,
+            grammar_ms=(self.grammar_us - self.arrival_us) / 1000 if self.grammar_us else 0.0,
             decode_tok_s=decoded * 1e6 / decode_us if decoded > 0 and decode_us > 0 else 0.0,
         )
 
@@ -144,6 +150,11 @@ class Admission:
         _check_range("priority", message.priority)
         if params.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {params.max_new_tokens}; it must be at least 1", param="max_tokens")
+        if message.grammar is not None and message.grammar.reasoning_end:
+            ends = message.grammar.reasoning_end
+            self._check_ids("grammar.reasoning_end", min(ends), max(ends))
+        # A grammar that is complete allows nothing but an end: it ends the request all the same.
+        unending = params.ignore_eos and message.grammar is None
         seed = self._random.getrandbits(_SEED_BITS) if params.seed is None else params.seed
         self._next_id += 1
         return LiveRequest(
@@ -153,7 +164,7 @@ class Admission:
             prompt_len=len(ids),
             params=params,
             seed=_signed(seed),
-            end_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids),
+            end_ids=frozenset(params.stop_token_ids) | (frozenset() if unending else self._end_ids),
             arrival_us=_arrival_us(message.arrival_s, now_us),
             priority=message.priority,
             salt=message.salt,

@@ -34,6 +34,8 @@ attention
     q (T, Hq, D); query_start (R + 1) int32. In both modes out has q's shape with D of the value heads; a query token with no key to read yields zeros.
 sampling
     ``argmax(logits) -> ids``: logits (R, V), ids (R) int64; lowest index wins; a row with NaN yields -1.
+    ``apply_bitmask(logits, bits, rows)``: logits (R, V), row stride allowed, changed in place: token i of row ``rows[j]`` becomes -inf where bit i % 32 of
+    ``bits[j, i // 32]`` is 0; bits (n, ceil(V / 32)) int32; rows (n) int64, distinct.
 """
 
 from __future__ import annotations

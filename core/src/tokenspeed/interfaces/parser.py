@@ -23,12 +23,14 @@ class ParserContext:
         prompt_tail: the end of the rendered prompt (at most 4,096 characters), from which an initial state is read.
         token_text: text of special tokens by id for families whose markers are special tokens.
         history_calls: how many tool calls the conversation already holds (families that number their ids).
+        constrained: the model is held to ``structural_tag``: its markup is whole, so that only what ends a value there ends one here.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
     prompt_tail: str = ""
     token_text: Mapping[int, str] = field(default_factory=dict)
     history_calls: int = 0
+    constrained: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,31 @@ class ToolParser(ABC):
             index: how many calls of the conversation precede it.
         """
         return call_id
+
+    @classmethod
+    def structural_tag(
+        cls,
+        tools: Sequence[Mapping[str, Any]],  # noqa: ARG003 - for families that can be constrained
+        *,
+        names: Sequence[str] | None = None,  # noqa: ARG003
+        required: bool,  # noqa: ARG003
+        parallel: bool,  # noqa: ARG003
+    ) -> Mapping[str, Any] | None:
+        """A structural tag that holds the model to calls of this format: whatever text it accepts, this parser reads as calls that fit ``tools``.
+
+        Args:
+            tools: the request's ``tools``; the ``parameters`` of each are what its arguments are held to, none means no arguments.
+            names: the functions that may be called; ``None`` is all of them.
+            required: the text is calls, at least one, and nothing else; otherwise text may stand around them, and there may be none.
+            parallel: whether there may be more than one call.
+
+        Returns:
+            ``{"type": "structural_tag", "format": ..}``; ``None`` where the format cannot be constrained.
+
+        Raises:
+            GrammarError: a tool's names cannot be written in this format.
+        """
+        return None
 
     @abstractmethod
     def feed(self, text: str) -> ParserDelta:

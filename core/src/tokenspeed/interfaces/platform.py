@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -101,6 +101,11 @@ class Platform(ABC):
         """Device allocations made inside belong to ``tag`` (``weights``, ``kv``, ``graphs``), so that the platform can release a tag's memory as a whole.
         Default: tags are not told apart."""
         return nullcontext()
+
+    def settle(self, tag: str, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
+        """``tensors`` of ``tag`` stay where they are as long as the engine lives: ``weights`` are loaded, ``kv`` is reserved and not written yet. A platform
+        may arrange their memory for fast reading. Default: nothing."""
+        return
 
     def synchronize(self) -> None:
         """Wait for the device. Nothing to do where execution is synchronous."""

@@ -8,8 +8,9 @@ it calls content goes on to the tool parser.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["ReasoningContext", "ReasoningDelta", "ReasoningParser"]
 
@@ -59,8 +60,23 @@ class ReasoningParser(ABC):
     #: Whether each marker is one token of the vocabulary, so that ``feed`` can be told which ones are real; if not, it ignores what it is told.
     single_tokens: bool = False
 
+    #: The marker behind which the answer begins; empty where no single one says so.
+    end_marker: str = ""
+
     def __init__(self, ctx: ReasoningContext) -> None:
         self.ctx = ctx
+
+    def answer_format(self, answer: Mapping[str, Any], token_ids: Mapping[str, int]) -> Mapping[str, Any]:  # noqa: ARG002 - for families that write markers
+        """What may be generated so that the answer, without its reasoning, has the form ``answer``; asked before the first ``feed``.
+
+        Args:
+            answer: a format of a structural tag.
+            token_ids: ids of the markers that are one token of the vocabulary, by their text; empty unless all are.
+
+        Returns:
+            A format of a structural tag: reasoning where there may be some, and then ``answer``.
+        """
+        return answer
 
     @property
     @abstractmethod

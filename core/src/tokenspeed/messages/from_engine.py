@@ -30,7 +30,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """What a finished request cost. Times in ms from its arrival in the server."""
+    """What a finished request cost. Times in ms from its arrival in the server; ``grammar_ms``, how long it waited for its grammar, is part of ``queue_ms``."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -42,6 +42,7 @@ class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     preemptions: int = 0
     preempted_ms: float = 0.0
     decode_tok_s: float = 0.0
+    grammar_ms: float = 0.0
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
@@ -55,6 +56,7 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
         prompt_logprobs: sent once, before or with the first token: entry i belongs to prompt token i, the first is ``None``.
         stats: with the last output; ``None`` beside ``finish == "error"`` says that the request was refused at submit and never ran.
         error: text for ``finish == "error"``; ``param`` is the field of a refused request that is at fault, empty where none is.
+            ``status`` is the HTTP status to answer with, 0 where nothing but the above says it.
     """
 
     rid: int
@@ -67,6 +69,7 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     stats: RequestStats | None = None
     error: str = ""
     param: str = ""
+    status: int = 0
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):
@@ -88,6 +91,11 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     finished: int
     evicted_pages: int
     steps: int
+    grammar_waiting: int = 0
+    grammar_compiles: int = 0
+    grammar_compile_seconds: float = 0.0
+    grammar_hits: int = 0
+    grammar_failures: int = 0
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):

@@ -9,6 +9,7 @@ __all__ = [
     "AbortRequest",
     "ControlRequest",
     "GenerateRequest",
+    "Grammar",
     "SamplingParams",
     "StopRequest",
     "ToEngine",
@@ -50,6 +51,20 @@ class SamplingParams(msgspec.Struct, array_like=True, omit_defaults=True, frozen
     prompt_logprobs: int = -1
 
 
+class Grammar(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """What the tokens of a request must match.
+
+    Attributes:
+        kind: of ``interfaces.grammar.GRAMMAR_KINDS``.
+        value: the grammar's text; empty for ``json_object``.
+        reasoning_end: token ids of the end-of-reasoning marker: the grammar begins after they were generated; empty is from the first token on.
+    """
+
+    kind: str
+    value: str = ""
+    reasoning_end: tuple[int, ...] = ()
+
+
 class GenerateRequest(msgspec.Struct, tag="generate", array_like=True, frozen=True):
     """A request for tokens.
 
@@ -58,6 +73,7 @@ class GenerateRequest(msgspec.Struct, tag="generate", array_like=True, frozen=Tr
         tokens: little-endian int32 ids.
         arrival_s: when the server took it, in seconds of ``time.monotonic`` (one clock for all processes of a host): its times count from there. 0 is
             unknown: they count from when the engine takes it.
+        grammar: constrains the tokens; the request waits in the engine until it is compiled.
     """
 
     rid: int
@@ -66,6 +82,7 @@ class GenerateRequest(msgspec.Struct, tag="generate", array_like=True, frozen=Tr
     arrival_s: float
     priority: int = 0
     salt: bytes = b""
+    grammar: Grammar | None = None
 
 
 class AbortRequest(msgspec.Struct, tag="abort", array_like=True, frozen=True):

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from tokenspeed.plugins.specs import (
         AttentionBackendSpec,
         CommandSpec,
+        GrammarBackendSpec,
         KernelSpec,
+        KVStoreSpec,
         ModelSpec,
         OptionSpec,
         PlatformSpec,
         ReasoningParserSpec,
+        RendererSpec,
         ToolParserSpec,
     )
 
@@ -58,8 +61,23 @@ def tokenspeed_reasoning_parsers() -> list[ReasoningParserSpec]:  # type: ignore
 
 
 @hookspec
+def tokenspeed_renderers() -> list[RendererSpec]:  # type: ignore[empty-body]
+    """Renderers of conversations, selected by ``--renderer``; most models have a chat template instead."""
+
+
+@hookspec
+def tokenspeed_grammar_backends() -> list[GrammarBackendSpec]:  # type: ignore[empty-body]
+    """Grammar backends for constrained decoding, selected by ``--grammar-backend``."""
+
+
+@hookspec
 def tokenspeed_kernels() -> list[KernelSpec]:  # type: ignore[empty-body]
     """Kernels that layers and backends launch."""
+
+
+@hookspec
+def tokenspeed_kv_stores() -> list[KVStoreSpec]:  # type: ignore[empty-body]
+    """L3 stores of KV pages, selected by ``--kvstore``."""
 
 
 @hookspec

@@ -34,7 +34,8 @@ class PluginPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         core: version of tokenspeed-core.
         plugins: by name.
-        slots: ``platform``, ``model``, ``attention.extend``, ``attention.decode``; ``tool_parser`` and ``reasoning_parser`` where there is one.
+        slots: ``platform``, ``model``, ``attention.extend``, ``attention.decode``; ``tool_parser``, ``reasoning_parser``,
+            ``grammar_backend`` and ``kv_store`` where there is one.
         kernels: ``family.mode/plugin:name`` to target, of every kernel that automatic choice or an override may take on the platform.
         options: final option values of contributing plugins, by plugin and name.
         settings: what was decided besides: ``kv_layout``, ``page_size``, ``dtype``, ``kv_cache_dtype``.

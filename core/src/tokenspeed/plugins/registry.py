@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from tokenspeed.errors import PluginError
+from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.specs import (
+    ATTENTION_WORDS,
     KERNEL_FAMILIES,
     KERNEL_OBJECTIVES,
+    KERNEL_WORDS,
     AttentionBackendSpec,
     CommandSpec,
+    GrammarBackendSpec,
     KernelSpec,
+    KVStoreSpec,
     ModelSpec,
     OptionSpec,
     PlatformSpec,
     Priority,
     ReasoningParserSpec,
+    RendererSpec,
     Spec,
     ToolParserSpec,
 )
@@ -36,7 +42,10 @@ REGISTRATION_HOOKS: dict[str, type[AnySpec]] = {
     "tokenspeed_attention_backends": AttentionBackendSpec,
     "tokenspeed_tool_parsers": ToolParserSpec,
     "tokenspeed_reasoning_parsers": ReasoningParserSpec,
+    "tokenspeed_renderers": RendererSpec,
+    "tokenspeed_grammar_backends": GrammarBackendSpec,
     "tokenspeed_kernels": KernelSpec,
+    "tokenspeed_kv_stores": KVStoreSpec,
     "tokenspeed_options": OptionSpec,
     "tokenspeed_commands": CommandSpec,
 }
@@ -104,10 +113,25 @@ def check_spec(spec: AnySpec) -> str:
         return f"target of command {spec.name!r} is {spec.target!r}; it must be a module, 'package.module'"
     if isinstance(spec, PlatformSpec) and not _TARGET.fullmatch(spec.detect):
         return f"detect of {spec.name!r} is {spec.detect!r}; it must be 'package.module:function'"
+    if isinstance(spec, GrammarBackendSpec) and not _TARGET.fullmatch(spec.checker):
+        return f"checker of {spec.name!r} is {spec.checker!r}; it must be 'package.module:function'"
     if isinstance(spec, ModelSpec) and not (spec.architectures or spec.gguf_architectures):
         return f"model {spec.name!r} names no architecture"
+    if isinstance(spec, AttentionBackendSpec):
+        return _check_words(f"attention backend {spec.name!r}", spec.supports, ATTENTION_WORDS)
     if isinstance(spec, KernelSpec):
-        return _check_kernel(spec)
+        return _check_kernel(spec) or _check_words(f"kernel {spec.name!r}", spec, KERNEL_WORDS)
+    return ""
+
+
+def _check_words(what: str, value: object, allowed: Mapping[str, Sequence[str]]) -> str:
+    """A misspelt word would only make the contribution never fit, with no one told why."""
+    for field, words in allowed.items():
+        for word in getattr(value, field):
+            if word not in words:
+                return (
+                    f"{field} of {what} holds {word!r}{did_you_mean(str(word), words)}; it may hold {', '.join(words)}"
+                )
     return ""
 
 
@@ -172,7 +196,13 @@ class Registry:
     @overload
     def specs(self, kind: Literal["reasoning_parser"]) -> list[Contribution[ReasoningParserSpec]]: ...
     @overload
+    def specs(self, kind: Literal["renderer"]) -> list[Contribution[RendererSpec]]: ...
+    @overload
+    def specs(self, kind: Literal["grammar_backend"]) -> list[Contribution[GrammarBackendSpec]]: ...
+    @overload
     def specs(self, kind: Literal["kernel"]) -> list[Contribution[KernelSpec]]: ...
+    @overload
+    def specs(self, kind: Literal["kv_store"]) -> list[Contribution[KVStoreSpec]]: ...
     @overload
     def specs(self, kind: Literal["option"]) -> list[Contribution[OptionSpec]]: ...
     @overload

@@ -12,17 +12,23 @@ from enum import IntEnum
 from typing import Any, ClassVar
 
 __all__ = [
+    "ATTENTION_WORDS",
+    "ELEMENT_TYPES",
     "KERNEL_FAMILIES",
     "KERNEL_OBJECTIVES",
+    "KERNEL_WORDS",
     "AttentionBackendSpec",
     "AttentionSupport",
     "CommandSpec",
+    "GrammarBackendSpec",
+    "KVStoreSpec",
     "KernelSpec",
     "ModelSpec",
     "OptionSpec",
     "PlatformSpec",
     "Priority",
     "ReasoningParserSpec",
+    "RendererSpec",
     "Spec",
     "ToolParserSpec",
 ]
@@ -41,6 +47,19 @@ KERNEL_FAMILIES: tuple[str, ...] = (
     "cache",
     "comm",
 )
+
+#: Short names of element types.
+ELEMENT_TYPES: tuple[str, ...] = ("fp32", "bf16", "fp16", "fp8", "fp4", "int64", "int32", "int8", "int4")
+
+#: Words that fields of ``AttentionSupport`` and ``KernelSpec`` may hold; features are free.
+ATTENTION_WORDS: dict[str, tuple[str, ...]] = {
+    "kinds": ("mha", "gqa", "mla", "window", "recurrent"),
+    "dtypes": ELEMENT_TYPES,
+    "kv_dtypes": ELEMENT_TYPES,
+    "layouts": ("NHD", "HND"),
+    "phases": ("extend", "decode"),
+}
+KERNEL_WORDS: dict[str, tuple[str, ...]] = {"dtypes": ELEMENT_TYPES, "layouts": ("NHD", "HND")}
 
 KERNEL_OBJECTIVES: tuple[str, ...] = ("latency", "throughput", "portability", "determinism", "debug")
 
@@ -98,6 +117,7 @@ class ModelSpec(Spec):
         attention_backend: name of the backend the model needs, or empty for any that supports its kind.
         tool_parser: parser that ``--tool-call-parser auto`` takes for this model.
         reasoning_parser: parser that ``--reasoning-parser auto`` takes.
+        renderer: renderer that ``--renderer auto`` takes; empty for the tokenizer's chat template.
         gguf_architectures: ``general.architecture`` values of GGUF files it accepts.
     """
 
@@ -108,6 +128,7 @@ class ModelSpec(Spec):
     attention_backend: str = ""
     tool_parser: str = ""
     reasoning_parser: str = ""
+    renderer: str = ""
     gguf_architectures: tuple[str, ...] = ()
 
 
@@ -181,6 +202,42 @@ class ReasoningParserSpec(Spec):
     KIND: ClassVar[str] = "reasoning_parser"
 
     aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendererSpec(Spec):
+    """A renderer (``interfaces.renderer.Renderer``); ``aliases`` are further names for the flag."""
+
+    KIND: ClassVar[str] = "renderer"
+
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarBackendSpec(Spec):
+    """A grammar backend (``interfaces.grammar.GrammarBackend``) for constrained decoding.
+
+    Attributes:
+        checker: ``"package.module:function"`` of a function ``(kind, value) -> None`` that raises ``GrammarError`` for a grammar that the backend would refuse,
+            not enforce to the letter, or take long over. It imports neither torch nor the grammar library: the server calls it before it asks the engine.
+    """
+
+    KIND: ClassVar[str] = "grammar_backend"
+
+    checker: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVStoreSpec(Spec):
+    """An L3 store of KV pages (``interfaces.kvstore.KVStore``).
+
+    Attributes:
+        durable: what was put outlives the engine process.
+    """
+
+    KIND: ClassVar[str] = "kv_store"
+
+    durable: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

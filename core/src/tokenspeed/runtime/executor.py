@@ -74,7 +74,7 @@ class ModelExecutor:
     def execute(self, plan: PlanView, new: Sequence[SlotRequest] = ()) -> PendingStep:
         """Queue one plan; ``new`` holds a ``SlotRequest`` for each row that carries ``NEW_IN_SLOT``. A plan without rows changes page tables only."""
         for request in new:
-            self._state.load(request)
+            self._sampler.load(request)
         self._tables.apply(plan.delta_group, plan.delta_slot, plan.delta_index, plan.delta_page)
         if not plan.num_rows:
             return PendingStep(result=_nothing(0, []))
@@ -195,6 +195,7 @@ def _scatter(
         tokens=tokens,
         counts=counts,
         bad=bad,
+        faults={int(sampling[row]): text for row, text in sampled.faults.items()},
         logprobs=sampled.logprobs,
         logprob_rows=None if sampled.logprob_rows is None else sampling[sampled.logprob_rows],
         top=sampled.top,

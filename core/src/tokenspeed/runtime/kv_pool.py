@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 import numpy as np
@@ -68,6 +68,7 @@ class KVPool:
         self.page_sizes = tuple(page_sizes)
         self.num_pages = tuple(num_pages)
         self._layers: dict[int, LayerKV] = {}
+        self._wait_layer: Callable[[int], None] | None = None
         for group, page_size, pages in zip(self.groups, self.page_sizes, self.num_pages, strict=True):
             for index in group.layers:
                 k = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.head_dim), dtype, device)
@@ -93,8 +94,18 @@ class KVPool:
         """Bytes reserved."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
+    def page_tensors(self, group: int) -> list[tuple[int, tuple[torch.Tensor, ...]]]:
+        """(layer, tensors) of each layer of a group, in order; the first axis of every tensor is its pages."""
+        return [(layer, (self._layers[layer].k, self._layers[layer].v)) for layer in self.groups[group].layers]
+
+    def use_transfers(self, wait_layer: Callable[[int], None]) -> None:
+        """From now on ``wait_layer(layer)`` is called before each layer reads its pages."""
+        self._wait_layer = wait_layer
+
     def wait_layer(self, index: int) -> None:
         """Called before layer ``index`` reads its pages; a transfer that fills them layer by layer waits here."""
+        if self._wait_layer is not None:
+            self._wait_layer(index)
 
     def layer_written(self, index: int) -> None:
         """Called after layer ``index`` wrote its pages; a transfer that drains them layer by layer starts here."""

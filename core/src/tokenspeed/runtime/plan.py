@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tokenspeed.messages.to_engine import SamplingParams
 
-__all__ = ["NEW_IN_SLOT", "SAMPLES", "PlanArrays", "PlanView", "SlotRequest"]
+__all__ = ["NEW_IN_SLOT", "SAMPLES", "PlanArrays", "PlanView", "SlotGrammar", "SlotRequest"]
 
 Int32 = npt.NDArray[np.int32]
 
@@ -73,6 +73,20 @@ class PlanArrays:
     prefix_intervals: Int32
 
 
+class SlotGrammar(msgspec.Struct, array_like=True, frozen=True):
+    """A compiled grammar on its way to the slots of every rank.
+
+    Attributes:
+        key: hash of its kind and text: the same key, the same grammar.
+        compiled: what the backend's ``serialize`` made.
+        reasoning_end: ids after which it begins; empty is from the first token on.
+    """
+
+    key: bytes
+    compiled: bytes
+    reasoning_end: tuple[int, ...] = ()
+
+
 class SlotRequest(msgspec.Struct, array_like=True, frozen=True):
     """What the executor must know of a request that begins in ``slot`` (its first row there carries ``NEW_IN_SLOT``).
 
@@ -82,6 +96,7 @@ class SlotRequest(msgspec.Struct, array_like=True, frozen=True):
         end_ids: ids masked before ``params.min_tokens``.
         prompt: little-endian int32 ids of the prompt.
         output: little-endian int32 ids generated before it lost its former slot; empty at first admission.
+        id: the same for one request however often it changes slots.
     """
 
     slot: int
@@ -90,3 +105,5 @@ class SlotRequest(msgspec.Struct, array_like=True, frozen=True):
     end_ids: tuple[int, ...]
     prompt: bytes
     output: bytes = b""
+    id: int = 0
+    grammar: SlotGrammar | None = None

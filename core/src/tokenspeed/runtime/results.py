@@ -32,7 +32,7 @@ class StepResult:
     Attributes:
         tokens: (rows, W) int32; -1 where a row yields none.
         counts: (rows) int32, tokens of each row that count.
-        bad: (rows) bool, rows whose logits were not numbers.
+        bad: (rows) bool, rows whose logits were not numbers, or that cannot go on for what ``faults`` says of them.
         logprobs: of output tokens, for plan rows ``logprob_rows`` (m) int64 with ``top`` (m) alternatives each.
         prompt_logprobs: pieces of prompts, one per row that asked and computed some.
     """
@@ -40,6 +40,7 @@ class StepResult:
     tokens: Int32
     counts: Int32
     bad: npt.NDArray[np.bool_]
+    faults: dict[int, str] = field(default_factory=dict)
     logprobs: LogprobRows | None = None
     logprob_rows: npt.NDArray[np.int64] | None = None
     top: npt.NDArray[np.int64] | None = None

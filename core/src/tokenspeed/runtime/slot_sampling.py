@@ -55,6 +55,7 @@ class SamplingRows:
     Attributes:
         bias: logit biases.
         masked: end ids of rows with ``min_tokens``; the value is that number.
+        grammar: (n) rows with a grammar, which also sees to their ``min_tokens``.
         logprobs: (n) rows that want log probabilities; ``top`` (n) how many alternatives.
     """
 
@@ -64,6 +65,7 @@ class SamplingRows:
     masked: RaggedRows | None
     logprobs: Int64 | None
     top: Int64 | None
+    grammar: Int64 | None
 
     @property
     def plain(self) -> bool:
@@ -74,6 +76,7 @@ class SamplingRows:
             and self.bias is None
             and self.masked is None
             and self.logprobs is None
+            and self.grammar is None
         )
 
 
@@ -97,6 +100,7 @@ class SlotSampling:
         self._prompt: list[npt.NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)] * max_slots
         self._bias: list[tuple[tuple[int, float], ...]] = [()] * max_slots
         self._masked: list[tuple[tuple[int, float], ...]] = [()] * max_slots
+        self._grammar = np.zeros(max_slots, dtype=np.bool_)
         self._counts: torch.Tensor | None = None
         self._in_prompt: torch.Tensor | None = None
         self._cached_key = b""
@@ -116,7 +120,10 @@ class SlotSampling:
         self._logprobs[slot] = params.logprobs
         self._prompt_logprobs[slot] = params.prompt_logprobs
         self._bias[slot] = params.logit_bias
-        self._masked[slot] = tuple((i, params.min_tokens) for i in request.end_ids) if params.min_tokens > 0 else ()
+        self._grammar[slot] = request.grammar is not None
+        # A grammar that allows an end alone comes before min_tokens: it masks for both.
+        early = params.min_tokens > 0 and request.grammar is None
+        self._masked[slot] = tuple((i, params.min_tokens) for i in request.end_ids) if early else ()
         wants_prompt = params.prompt_logprobs >= 0 or self._penalised(slot)
         self._prompt[slot] = np.frombuffer(request.prompt, dtype="<i4") if wants_prompt else np.zeros(0, dtype=np.int32)
         if self._penalised(slot):
@@ -170,6 +177,7 @@ class SlotSampling:
 
     def _gather(self, slots: npt.NDArray[np.int32]) -> SamplingRows:
         wanted = np.flatnonzero(self._logprobs[slots] >= 0)
+        grammar = np.flatnonzero(self._grammar[slots])
         return SamplingRows(
             random=self._random(slots),
             penalties=self._penalties(slots),
@@ -177,6 +185,7 @@ class SlotSampling:
             masked=_ragged(self._masked, slots),
             logprobs=wanted if len(wanted) else None,
             top=self._logprobs[slots[wanted]] if len(wanted) else None,
+            grammar=grammar if len(grammar) else None,
         )
 
     def _random(self, slots: npt.NDArray[np.int32]) -> RandomRows | None:

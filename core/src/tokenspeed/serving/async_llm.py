@@ -152,7 +152,9 @@ class AsyncLLM:
                 params = request.params
                 if i and params.seed is not None:  # different choices, yet the same set each time
                     params = msgspec.structs.replace(params, seed=(params.seed + i) & 0x7FFF_FFFF_FFFF_FFFF)
-                sends.append(GenerateRequest(rid, tokens, params, arrival, request.priority, request.salt))
+                sends.append(
+                    GenerateRequest(rid, tokens, params, arrival, request.priority, request.salt, request.grammar)
+                )
         self.metrics.submitted += len(sends)
         if self._log_requests:
             lengths = ", ".join(str(len(prompt)) for prompt in request.prompts)

@@ -12,12 +12,13 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenspeed.errors import ModelError, RequestError
+from tokenspeed.interfaces.renderer import Renderer
 
 __all__ = ["ChatTemplate"]
 
@@ -63,7 +64,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return env
 
 
-class ChatTemplate:
+class ChatTemplate(Renderer):
     """A compiled template and the special tokens it may print.
 
     Args:
@@ -78,11 +79,17 @@ class ChatTemplate:
         self.source = source
         self._variables = dict(variables)
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self._read = meta.find_undeclared_variables(environment.parse(source))
+            self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ModelError(
                 f"the model's chat template does not compile: {error}; give a working one with --chat-template"
             ) from error
+
+    def knows(self, name: str) -> bool:
+        """Whether the template reads it."""
+        return name in self._read
 
     def render(
         self,

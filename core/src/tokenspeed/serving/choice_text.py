@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tokenspeed.interfaces.parser import ParserContext, ParserDelta
-from tokenspeed.interfaces.parsing import ChoiceParser
+from tokenspeed.interfaces.parsing import ChoiceParser, is_complete
 
 __all__ = ["ChoiceText", "Told", "parser_context"]
 
@@ -42,19 +42,22 @@ class ChoiceText:
 
     @property
     def called(self) -> bool:
-        """At least one call was told."""
-        return bool(self._heads)
+        """At least one call was told to its end: one that was cut or malformed is none that a client could make."""
+        return any(is_complete("".join(arguments)) for arguments in self._arguments)
 
     @property
     def reasoning(self) -> str:
         """All reasoning so far."""
         return "".join(self._reasoning)
 
-    def feed(self, text: str, *, last: bool = False) -> Told:
-        """What ``text`` completes; ``last`` also flushes what the parsers hold."""
+    def feed(self, text: str, *, spans: Sequence[tuple[int, int]] | None = None, last: bool = False) -> Told:
+        """What ``text`` completes; ``last`` also flushes what the parsers hold.
+
+        ``spans`` are the places in it of reasoning markers that came as tokens, given always or never.
+        """
         if self._parser is None:
             return Told(text)
-        told = self._take(self._parser.feed(text)) if text else Told("")
+        told = self._take(self._parser.feed(text, spans)) if text else Told("")
         if not last:
             return told
         rest = self._take(self._parser.finish())
@@ -92,7 +95,15 @@ def parser_context(
     prompt: str,
     token_text: Mapping[int, str],
     messages: Sequence[Mapping[str, Any]],
+    *,
+    constrained: bool = False,
 ) -> ParserContext:
     """What the parsers of one choice are built from."""
     calls = sum(len(message.get("tool_calls", ())) for message in messages)
-    return ParserContext(tools=tools, prompt_tail=prompt[-4096:], token_text=token_text, history_calls=calls)
+    return ParserContext(
+        tools=tools,
+        prompt_tail=prompt[-4096:],
+        token_text=token_text,
+        history_calls=calls,
+        constrained=constrained,
+    )

@@ -15,6 +15,7 @@ from tokenspeed.errors import RequestError
 from tokenspeed.interfaces.parser import ToolParser
 from tokenspeed.interfaces.reasoning import ReasoningParser
 from tokenspeed.serving.async_llm import AsyncLLM
+from tokenspeed.serving.constraint import GrammarChecker
 from tokenspeed.serving.generation import Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits
 
@@ -32,6 +33,7 @@ class ServerContext:
         model_names: names that requests may use; the first is shown in answers.
         tool_parser: class of the tool-call parser, or ``None``.
         reasoning_parser: class of the reasoning parser, or ``None``: thinking stays in the text.
+        grammar_checker: refuses grammars that the backend would not enforce; ``None``: there is no grammar backend.
         server_info: what ``/get_server_info`` shows besides the engine's own description.
         plugins: what ``/plugins`` shows: the plan, and why each other candidate lost.
         draining: the server ends; running requests may finish, new ones are refused.
@@ -42,6 +44,7 @@ class ServerContext:
     model_names: tuple[str, ...]
     tool_parser: type[ToolParser] | None = None
     reasoning_parser: type[ReasoningParser] | None = None
+    grammar_checker: GrammarChecker | None = None
     server_info: dict[str, Any] = field(default_factory=dict)
     plugins: dict[str, Any] = field(default_factory=dict)
     started_s: int = field(default_factory=lambda: int(time.time()))

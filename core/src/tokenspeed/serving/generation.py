@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tokenspeed.errors import TokenSpeedError
-from tokenspeed.messages import RequestStats, SamplingParams, TokenLogprobs, TokenOutput
+from tokenspeed.messages import Grammar, RequestStats, SamplingParams, TokenLogprobs, TokenOutput
 from tokenspeed.serving.detokenizer import Detokenizer
+from tokenspeed.serving.marker_spans import MarkerSpans
 from tokenspeed.serving.stops import StopMatcher
 
 __all__ = ["Choice", "Delta", "Generation", "GenerationOwner", "GenerationRequest", "TokenEntry"]
@@ -28,7 +29,10 @@ class GenerationRequest:
         prompts: token ids; every prompt gets ``n`` choices, numbered prompt by prompt.
         stop: stop strings. include_stop: they stay in the text.
         streaming: the caller wants every step; otherwise it is woken at the end only.
+        hide_stop_token: the text of a stopping token is left out, whatever ``include_stop`` says.
         prefill_only: the one token that the engine draws is discarded (``max_tokens`` 0).
+        grammar: what the tokens are held to.
+        markers: text of tokens whose places in the text are wanted, by id.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -41,7 +45,10 @@ class GenerationRequest:
     salt: bytes = b""
     request_id: str = ""
     streaming: bool = False
+    hide_stop_token: bool = False
     prefill_only: bool = False
+    grammar: Grammar | None = None
+    markers: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -55,7 +62,10 @@ class TokenEntry:
 
 @dataclass(slots=True)
 class Delta:
-    """What one choice gained: text that can be told, the tokens behind it, and, with the last one, how it ended."""
+    """What one choice gained: text that can be told, the tokens behind it, and, with the last one, how it ended.
+
+    ``spans`` are the places in ``text`` of the request's ``markers`` that came as tokens; ``None`` where it has none.
+    """
 
     choice: Choice
     text: str
@@ -65,6 +75,8 @@ class Delta:
     stop_reason: int | str | None = None
     error: str = ""
     param: str = ""
+    status: int = 0
+    spans: Sequence[tuple[int, int]] | None = None
 
 
 class Choice:
@@ -76,8 +88,26 @@ class Choice:
     """
 
     __slots__ = (
-        "_chars", "_detokenizer", "_dropping", "_matcher", "_want_logprobs", "cached_tokens", "finish", "first_s", "generation", "index", "last_s",
-        "min_tokens", "output_tokens", "prompt_logprobs", "prompt_tokens", "rid", "stats", "submit_s",
+        "_chars",
+        "_detokenizer",
+        "_dropping",
+        "_markers",
+        "_matcher",
+        "_spans",
+        "_want_logprobs",
+        "cached_tokens",
+        "finish",
+        "first_s",
+        "generation",
+        "index",
+        "last_s",
+        "min_tokens",
+        "output_tokens",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "rid",
+        "stats",
+        "submit_s",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +130,8 @@ class Choice:
         self._matcher = StopMatcher(request.stop, include=request.include_stop) if request.stop else None
         self._want_logprobs = request.params.logprobs >= 0
         self._chars = 0
+        self._markers = request.markers
+        self._spans = MarkerSpans() if request.markers else None
         self._dropping = request.prefill_only
 
     def consume(self, item: TokenOutput) -> Delta | None:
@@ -111,14 +143,20 @@ class Choice:
         delta = Delta(self, "", []) if self._dropping else self._take(item)
         if item.finish:
             self._end(item, delta)
-        elif not delta.text and not delta.entries and not delta.tokens:
+        if self._spans is not None:
+            delta.text, delta.spans = self._spans.release(delta.text, closed=bool(item.finish))
+        if item.finish:
+            return delta
+        if not delta.text and not delta.entries and not delta.tokens:
             return None
         return delta
 
     def _take(self, item: TokenOutput) -> Delta:
         tokens = item.tokens
-        quiet = item.finish == "stop" and not self.generation.request.include_stop  # the stopping token has no text
-        if self._matcher is None and not self._want_logprobs:
+        request = self.generation.request
+        # The stopping token has no text.
+        quiet = item.finish == "stop" and (request.hide_stop_token or not request.include_stop)
+        if self._matcher is None and not self._want_logprobs and self._spans is None:
             self.output_tokens += len(tokens)
             return Delta(self, self._detokenizer.feed(tokens[:-1] if quiet else tokens) if tokens else "", tokens)
         delta = Delta(self, "", [], [] if self._want_logprobs else None)
@@ -130,6 +168,8 @@ class Choice:
                 delta.entries.append(TokenEntry(token, item.logprobs[at], self._chars))
             text = "" if quiet and at == len(tokens) - 1 else self._detokenizer.feed((token,))
             self._chars += len(text)
+            if self._spans is not None and text and (marker := self._markers.get(token)) and text.endswith(marker):
+                self._spans.mark(self._chars - len(marker), self._chars)
             parts.append(self._match(text))
             if self._matcher is not None and self._matcher.matched is not None:
                 self._dropping = True
@@ -155,7 +195,7 @@ class Choice:
             delta.finish, delta.stop_reason = item.finish, item.stop_reason
         if self.generation.request.prefill_only and item.finish == "stop":
             delta.finish, delta.stop_reason = "length", None
-        delta.error, delta.param = item.error, item.param
+        delta.error, delta.param, delta.status = item.error, item.param, item.status
         self.finish = delta.finish
         self.stats = item.stats
 

@@ -168,6 +168,13 @@ class _Exposition(Collector):
         yield _counter("retractions", "Requests that had to give their pages back.", stats.retractions)
         yield _counter("evicted_pages", "Cached pages that were given up for new ones.", stats.evicted_pages)
         yield _counter("engine_steps", "Forward steps.", stats.steps)
+        yield _gauge(
+            "num_requests_grammar", "Requests that wait for their grammar to be compiled.", stats.grammar_waiting
+        )
+        yield _counter("grammar_compiles", "Grammars that were compiled, failures included.", stats.grammar_compiles)
+        yield _counter("grammar_compile_seconds", "Time spent compiling grammars.", stats.grammar_compile_seconds)
+        yield _counter("grammar_cache_hits", "Requests whose grammar was known already.", stats.grammar_hits)
+        yield _counter("grammar_failures", "Requests that were refused for their grammar.", stats.grammar_failures)
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:

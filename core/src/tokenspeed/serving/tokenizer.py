@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import tokenizers
 
-from tokenspeed.byte_alphabet import byte_alphabet
 from tokenspeed.errors import ModelError, RequestError
+from tokenspeed.interfaces.renderer import Renderer, RendererContext
 from tokenspeed.serving.chat_template import ChatTemplate
 from tokenspeed.serving.detokenizer import ByteDetokenizer, Detokenizer, PieceTable, WindowDetokenizer
+from tokenspeed.token_pieces import decoder_steps, piece_function
 
 __all__ = ["HFTokenizer", "NoTokenizer", "Tokenizer", "load_tokenizer", "pack_tokens"]
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -35,7 +34,7 @@ class Tokenizer(ABC):
     Attributes:
         vocab_size: ids are below this.
         max_piece_bytes: bytes of text that one token can stand for at most, ``None`` where a normaliser makes that unknown.
-        chat_template: the compiled default template, or ``None``.
+        chat_template: the compiled default template, or what stands for one, or ``None``.
         special_tokens: text of the special tokens by id.
         tool_template: the template used when tools are given, where the model has a separate one.
     """
@@ -45,12 +44,16 @@ class Tokenizer(ABC):
     eos_id: int | None = None
     bos_id: int | None = None
     special_tokens: Mapping[int, str]
-    chat_template: ChatTemplate | None = None
-    tool_template: ChatTemplate | None = None
+    chat_template: Renderer | None = None
+    tool_template: Renderer | None = None
 
-    def template_for(self, tools: bool) -> ChatTemplate | None:
+    def template_for(self, tools: bool) -> Renderer | None:
         """The template of a conversation with or without tools; ``None`` where the model has none."""
         return self.tool_template if tools and self.tool_template is not None else self.chat_template
+
+    def token_id(self, text: str) -> int | None:  # noqa: ARG002 - for tokenizers that can tell
+        """The id of the one token that stands for exactly ``text``; ``None`` if there is none."""
+        return None
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -77,6 +80,7 @@ class HFTokenizer(Tokenizer):
         special: ``bos_token`` and the like, text by name.
         chat_templates: template text by name; ``default`` and ``tool_use`` are used.
         chat_template: replaces the model's own templates.
+        renderer: stands for templates.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class HFTokenizer(Tokenizer):
         special: Mapping[str, str],
         chat_templates: Mapping[str, str],
         chat_template: str | None = None,
+        renderer: Callable[[RendererContext], Renderer] | None = None,
     ) -> None:
         self._core = core
         self._core.no_padding()
@@ -93,18 +98,21 @@ class HFTokenizer(Tokenizer):
         self.vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1  # ids may have gaps
         added = core.get_added_tokens_decoder()
         self.special_tokens = {token: str(entry.content) for token, entry in added.items() if entry.special}
-        to_bytes = _piece_function(core)
+        to_bytes = piece_function(core)
         self._all = PieceTable(to_bytes or self._decoded_piece)
         self._visible = PieceTable(lambda token: b"" if token in self.special_tokens else self._all[token])
         self._concatenates = to_bytes is not None
         # The library's byte-level decoder takes added tokens for bytes where their characters allow it.
-        byte_level = [step["type"] for step in _decoder_steps(core)] == ["ByteLevel"]
+        byte_level = [step["type"] for step in decoder_steps(core)] == ["ByteLevel"]
         texts = {token: str(entry.content) for token, entry in added.items()} if byte_level else {}
         self._misread = frozenset(i for i, text in texts.items() if core.decode([i], skip_special_tokens=False) != text)
         self.max_piece_bytes = _max_piece_bytes(core)
         self.bos_id, self.eos_id = (
             core.token_to_id(special[name]) if name in special else None for name in ("bos_token", "eos_token")
         )
+        if renderer is not None:
+            self.chat_template = renderer(RendererContext(special_tokens=special))
+            return
         templates = {"default": chat_template} if chat_template is not None else dict(chat_templates)
         self.chat_template = ChatTemplate(templates["default"], special) if "default" in templates else None
         self.tool_template = ChatTemplate(templates["tool_use"], special) if "tool_use" in templates else None
@@ -130,6 +138,10 @@ class HFTokenizer(Tokenizer):
     def piece(self, token: int) -> bytes:
         return self._all[token]
 
+    def token_id(self, text: str) -> int | None:
+        token: int | None = self._core.token_to_id(text)
+        return token if token is not None and self._all[token] == text.encode() else None
+
 
 class NoTokenizer(Tokenizer):
     """Stands in where no tokenizer is loaded (``--skip-tokenizer-init``): ids in, ids out; texts are refused and answers have none."""
@@ -153,55 +165,6 @@ class NoTokenizer(Tokenizer):
         return b""
 
 
-def _piece_function(core: tokenizers.Tokenizer) -> Any:
-    """A function from id to bytes where the tokenizer's decoder is a concatenation of such pieces, else ``None``."""
-    steps = _decoder_steps(core)
-    kinds = [step["type"] for step in steps]
-    added = {token: str(entry.content).encode() for token, entry in core.get_added_tokens_decoder().items()}
-    if kinds == ["ByteLevel"]:
-        alphabet = {char: byte for byte, char in enumerate(byte_alphabet())}
-
-        def byte_level(token: int) -> bytes:
-            if token in added:  # written as it reads, whatever its characters stand for in the byte alphabet
-                return added[token]
-            text = core.id_to_token(token)
-            if text is None:
-                return b""
-            try:
-                return bytes([alphabet[char] for char in text])
-            except KeyError:
-                return str(text).encode()
-
-        return byte_level
-    if (
-        kinds
-        and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}
-        and all("String" in s["pattern"] for s in steps if s["type"] == "Replace")
-    ):
-        replacements = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
-        fallback = "ByteFallback" in kinds
-
-        def sentence_piece(token: int) -> bytes:
-            text = core.id_to_token(token)
-            if text is None:
-                return b""
-            if fallback and (match := _BYTE_TOKEN.fullmatch(text)):
-                return bytes((int(match[1], 16),))
-            for old, new in replacements:
-                text = text.replace(old, new)
-            return str(text).encode()
-
-        return sentence_piece
-    return None
-
-
-def _decoder_steps(core: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    if core.decoder is None:
-        return []
-    state = json.loads(core.decoder.__getstate__())
-    return list(state["decoders"]) if state["type"] == "Sequence" else [state]
-
-
 def _max_piece_bytes(core: tokenizers.Tokenizer) -> int | None:
     """Longest token in bytes; a normaliser may shrink text without limit, so nothing is known where there is one that is not the SentencePiece space."""
     if core.normalizer is not None:
@@ -212,12 +175,18 @@ def _max_piece_bytes(core: tokenizers.Tokenizer) -> int | None:
     return max((len(text.encode()) for text in core.get_vocab(with_added_tokens=True)), default=1) * 3
 
 
-def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> HFTokenizer:
+def load_tokenizer(
+    path: str | Path,
+    *,
+    chat_template: str | None = None,
+    renderer: Callable[[RendererContext], Renderer] | None = None,
+) -> HFTokenizer:
     """The tokenizer of a Hugging Face directory.
 
     Args:
         path: directory with ``tokenizer.json`` and, mostly, ``tokenizer_config.json`` and ``chat_template.jinja``.
         chat_template: text of a template that replaces the model's.
+        renderer: class of a renderer that stands for templates.
 
     Raises:
         ModelError: files are missing or unreadable.
@@ -241,7 +210,11 @@ def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> HFT
     except Exception as error:  # the library raises bare Exception for a broken file
         raise ModelError(f"the tokenizer in {folder} cannot be read: {error}") from error
     return HFTokenizer(
-        core, special=_special_texts({**special_map, **config}), chat_templates=templates, chat_template=chat_template
+        core,
+        special=_special_texts({**special_map, **config}),
+        chat_templates=templates,
+        chat_template=chat_template,
+        renderer=renderer,
     )
 
 

@@ -333,6 +333,23 @@ def _argmax() -> Iterator[KernelCase]:
     yield KernelCase(name="one row", make=lambda g: [_randn(g, 1, 1000)], shape={"vocab": 1000})
 
 
+def _apply_bitmask() -> Iterator[KernelCase]:
+    def arguments(rows: int, vocab: int, index: list[int], g: torch.Generator) -> list[Any]:
+        bits = torch.randint(-(2**31), 2**31, (len(index), -(-vocab // 32)), generator=g).to(torch.int32)
+        bits[0] = -(2**31)  # the sign bit alone: token 31 of every word
+        if len(index) > 1:
+            bits[1] = -1
+        logits = _randn(g, rows, vocab)
+        logits[0, 31] = float("nan")
+        return [logits, bits, torch.tensor(index)]
+
+    for rows, vocab, index in ((1, 32, [0]), (5, 301, [4, 0, 2]), (3, 5000, [0, 1, 2])):
+        make = partial(arguments, rows, vocab, index)
+        yield KernelCase(
+            name=f"{len(index)} of {rows} rows of {vocab}", make=make, shape={"vocab": vocab}, written=frozenset({0})
+        )
+
+
 _MAKERS: dict[str, Callable[[], Iterator[KernelCase]]] = {
     "gemm.linear": _linear,
     "gemm.linear_silu_mul": _gemm,
@@ -347,4 +364,5 @@ _MAKERS: dict[str, Callable[[], Iterator[KernelCase]]] = {
     "attention.decode": _decode,
     "attention.extend": _extend,
     "sampling.argmax": _argmax,
+    "sampling.apply_bitmask": _apply_bitmask,
 }

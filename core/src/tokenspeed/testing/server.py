@@ -19,6 +19,7 @@ from tokenspeed.interfaces.reasoning import ReasoningParser
 from tokenspeed.messages import GenerateRequest
 from tokenspeed.serving.app import build_app, build_control_app
 from tokenspeed.serving.async_llm import AsyncLLM
+from tokenspeed.serving.constraint import GrammarChecker
 from tokenspeed.serving.context import ServerContext
 from tokenspeed.serving.engine_client import EngineClient
 from tokenspeed.serving.http_protocol import BoundedHttpProtocol
@@ -110,6 +111,7 @@ async def running(
     tokenizer: Tokenizer | None = None,
     tool_parser: type[ToolParser] | None = None,
     reasoning_parser: type[ReasoningParser] | None = None,
+    grammar_checker: GrammarChecker | None = None,
     step_s: float = 0.0,
     max_model_len: int = 512,
     ready: bool = True,
@@ -120,7 +122,7 @@ async def running(
 
     Args:
         script: what requests get, or a text that all get. step_s: pause between the engine's steps.
-        tool_parser, reasoning_parser: classes of parsers. ready: whether the engine says so at once.
+        tool_parser, reasoning_parser: classes of parsers. grammar_checker: of a grammar backend. ready: whether the engine says so at once.
         hung_after_s, heartbeat_s: the watch over the engine.
     """
     tokenizer = tokenizer or ByteTokenizer()
@@ -131,7 +133,12 @@ async def running(
     llm = AsyncLLM(client, tokenizer)
     config = config or ServingConfig(port=0)
     context = ServerContext(
-        llm=llm, config=config, model_names=(MODEL,), tool_parser=tool_parser, reasoning_parser=reasoning_parser
+        llm=llm,
+        config=config,
+        model_names=(MODEL,),
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        grammar_checker=grammar_checker,
     )
     sockets = bind_sockets(config)
     servers = [

@@ -122,3 +122,11 @@ def test_a_row_without_tokens_yields_zeros() -> None:
 def test_argmax_takes_the_lowest_index_and_marks_rows_with_nan() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [float("nan"), 9.0, 1.0], [float("-inf")] * 3])
     assert sampling.argmax(logits).tolist() == [1, -1, 0]
+
+
+def test_a_bitmask_denies_tokens_of_its_rows_alone() -> None:
+    logits = torch.zeros(3, 34)
+    bits = torch.tensor([[-(2**31), 1], [-1, -1]], dtype=torch.int32)
+    sampling.apply_bitmask(logits, bits, torch.tensor([2, 0]))
+    assert torch.isfinite(logits[2]).nonzero()[:, 0].tolist() == [31, 32]
+    assert torch.equal(logits[:2], torch.zeros(2, 34))

@@ -78,7 +78,13 @@ def test_plugins_list_takes_less_than_half_a_second() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("plugins", "list"), ("plugins", "doctor"), ("kernels", "list"), ("env",), ("explain", "toy", "--device", "cpu")],
+    [
+        ("plugins", "list"),
+        ("plugins", "show", "builtin"),
+        ("kernels", "list"),
+        ("env",),
+        ("explain", "toy", "--device", "cpu"),
+    ],
 )
 def test_looking_at_things_imports_no_torch(arguments: tuple[str, ...]) -> None:
     command, env = cli(*arguments)

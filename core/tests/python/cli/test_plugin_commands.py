@@ -111,6 +111,19 @@ def test_doctor_collects_what_is_wrong_and_what_plugins_say(run: Any, demo: Any)
     assert run("plugins", "doctor", "demo").code == 0
 
 
+def test_doctor_imports_what_a_user_could_select(run: Any, folder: Any) -> None:
+    folder.add(
+        "deep",
+        "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='deep', target='deep_parser:Deep'),"
+        " ToolParserSpec(name='gone', target='sound_parser:Gone')]",
+        modules={"deep_parser": "import module_nobody_has", "sound_parser": ""},
+    )
+    outcome = run("plugins", "doctor", "deep")
+    assert outcome.code == 1
+    assert "tool_parser deep: ModuleNotFoundError: No module named 'module_nobody_has'" in outcome.out
+    assert "tool_parser gone: AttributeError: module 'sound_parser' has no attribute 'Gone'" in outcome.out
+
+
 def test_shadowed_copies_are_named(run: Any, folder: Any) -> None:
     folder.add("demo", "", version="1.0")
     folder.add("demo", "", version="2.0")

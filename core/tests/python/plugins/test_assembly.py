@@ -10,6 +10,7 @@ import pytest
 
 from tokenspeed.config import EngineConfig, ParallelConfig
 from tokenspeed.engine.accelerators import present_accelerators
+from tokenspeed.engine.advice import parser_plugin
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.types import KVLayout
@@ -346,6 +347,75 @@ def test_a_parser_that_the_model_would_like_and_is_not_there_is_a_warning(core: 
     assembly = core.assemble(model={"architecture": "MForCausalLM"})
     assert assembly.tool_parser is None
     assert "pip install tokenspeed-plugin-parsers-exotic" in assembly.warnings[0]
+
+
+def test_a_renderer_is_the_one_that_the_model_names_or_the_flag(core: Any) -> None:
+    core.folder.add(
+        "r",
+        "@hookimpl\ndef tokenspeed_renderers():\n    return [RendererSpec(name='own', target='a:b', aliases=('mine',))]",
+        first_party=True,
+    )
+    core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), renderer='own'"), first_party=True)
+    assert core.assemble().renderer is None
+    assert core.assemble(model={"architecture": "MForCausalLM"}).renderer.name == "own"
+    assert core.assemble(arguments={"renderer": "mine"}).renderer.name == "own"
+    assert core.assemble(model={"architecture": "MForCausalLM"}, arguments={"renderer": None}).renderer is None
+    with pytest.raises(ConfigError, match="--renderer owm: no such renderer; installed and active: mine, own"):
+        core.assemble(arguments={"renderer": "owm"})
+
+
+def test_a_renderer_that_the_model_would_like_and_is_not_there_is_a_warning(core: Any) -> None:
+    core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), renderer='exotic'"), first_party=True)
+    assembly = core.assemble(model={"architecture": "MForCausalLM"})
+    assert "chat needs a chat template; try pip install tokenspeed-plugin-parsers-exotic" in assembly.warnings[0]
+
+
+def grammar_plugin(more: str = "") -> str:
+    return (
+        "@hookimpl\ndef tokenspeed_grammar_backends():\n"
+        f"    return [GrammarBackendSpec(name='gram', target='a:b', checker='a:c', {more})]"
+    )
+
+
+def test_a_grammar_backend_is_taken_where_one_is_installed_and_none_switches_it_off(core: Any) -> None:
+    assert core.assemble().grammar_backend is None
+    assert "grammar_backend   none" in core.assemble().explain()
+    with pytest.raises(ConfigError, match="--grammar-backend gram: no such grammar backend"):
+        core.assemble(grammar_backend="gram")
+    core.folder.add("g", grammar_plugin())
+    assembly = core.assemble()
+    assert assembly.grammar_backend.name == "gram"
+    assert assembly.config.grammar_backend == "g:gram"
+    assert assembly.plan.slots["grammar_backend"].target == "a:b"
+    assert assemble(assembly.config, core.model(), host=core.load(), accelerators=list).plan == assembly.plan
+    assert core.assemble(grammar_backend=None).grammar_backend is None
+    assert core.assemble(grammar_backend="gram").choices["grammar_backend"].why == "--grammar-backend gram"
+
+
+def test_a_grammar_backend_that_cannot_run_is_a_warning_unless_it_was_named(core: Any) -> None:
+    core.folder.add("g", grammar_plugin("requires=('a-package-nobody-has',)"), first_party=True)
+    assembly = core.assemble()
+    assert assembly.grammar_backend is None
+    assert "requests with a grammar are refused: g:gram" in assembly.warnings[0]
+    with pytest.raises(PluginError, match="a-package-nobody-has"):
+        core.assemble(grammar_backend="gram")
+
+
+def test_an_installed_plugin_that_was_left_out_is_not_told_to_be_installed(core: Any) -> None:
+    core.folder.add("models-far", "", distribution="tokenspeed-plugin-models-far")
+    core.folder.add("parsers-exotic", "", distribution="tokenspeed-plugin-parsers-exotic")
+    core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), tool_parser='exotic'"), first_party=True)
+    with pytest.raises(PluginError) as error:
+        core.assemble("m", model={"architecture": "FarForCausalLM", "model_type": "far"})
+    assert "try adding models-far to --plugins, which leaves it out" in str(error.value)
+    assembly = core.assemble("m", model={"architecture": "MForCausalLM"})
+    assert "try adding parsers-exotic to --plugins, which leaves it out" in assembly.warnings[0]
+
+
+def test_a_parser_of_a_known_family_is_advised_by_the_plugin_that_brings_it() -> None:
+    assert parser_plugin("qwen3_coder") == "tokenspeed-plugin-parsers-qwen"
+    assert parser_plugin("gpt_oss") == "tokenspeed-plugin-parsers-gpt-oss"
+    assert parser_plugin("exotic") == "tokenspeed-plugin-parsers-exotic"
 
 
 def test_plug_03_a_broken_plugin_that_nobody_needs_is_one_line_and_the_start_goes_on(core: Any, caplog: Any) -> None:

@@ -7,8 +7,8 @@ import pytest
 from tokenspeed.errors import PluginError
 from tokenspeed.interfaces import kernel
 from tokenspeed.plugins import hookspecs, specs
-from tokenspeed.plugins.registry import REGISTRATION_HOOKS, Contribution, Registry
-from tokenspeed.plugins.specs import KernelSpec, Priority, ToolParserSpec
+from tokenspeed.plugins.registry import REGISTRATION_HOOKS, Contribution, Registry, check_spec
+from tokenspeed.plugins.specs import AttentionBackendSpec, AttentionSupport, KernelSpec, Priority, ToolParserSpec
 
 
 def parser(name: str) -> Contribution[ToolParserSpec]:
@@ -38,6 +38,15 @@ def test_one_plugin_cannot_bring_a_name_twice_but_kernels_are_named_within_their
 def test_an_unknown_kind_is_an_error_that_lists_the_kinds() -> None:
     with pytest.raises(PluginError, match="tool_parser"):
         Registry().specs("parser")  # type: ignore[call-overload]
+
+
+def test_a_misspelt_word_of_a_spec_is_named_with_the_nearest() -> None:
+    backend = AttentionBackendSpec(name="a", target="a:b", supports=AttentionSupport(phases=("decod",)))
+    assert check_spec(backend) == (
+        "phases of attention backend 'a' holds 'decod'; did you mean 'decode'?; it may hold extend, decode"
+    )
+    kernel = KernelSpec(name="k", target="a:b", family="norm", mode="rms_norm", dtypes=("bfloat16",))
+    assert check_spec(kernel).startswith("dtypes of kernel 'k' holds 'bfloat16'")
 
 
 def test_contributions_come_sorted() -> None:

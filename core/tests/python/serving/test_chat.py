@@ -153,16 +153,6 @@ async def test_a_call_cut_by_the_limit_ends_with_length_and_unfinished_arguments
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"k": "a"'
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "lookup"}}])
-async def test_api_03_forced_tools_are_refused_alike_in_both_modes(choice: object, stream: bool) -> None:
-    """api-03: until a grammar backend serves them, required and named are a 400, streamed or not."""
-    async with running(tool_parser=HermesToolParser) as server:
-        response = await server.chat(tools=TOOLS, tool_choice=choice, stream=stream)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "tool_choice"
-
-
 async def test_tools_without_a_parser_are_refused() -> None:
     async with running() as server:
         response = await server.chat(tools=TOOLS)

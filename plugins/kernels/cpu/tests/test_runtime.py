@@ -49,6 +49,17 @@ def test_factories_share_one_runtime_per_rank() -> None:
     assert factories.runtime_of(context()).num_threads == 2
 
 
+def test_torch_is_left_with_one_thread() -> None:
+    """OpenMP's workers spin after each of torch's operations: on the processors that the runtime's threads need."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert factories.runtime_of(context()).num_threads == 2
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_isa_option_offers_what_the_runtime_knows() -> None:
     options = {option.name: option for option in tokenspeed_options()}
     assert set(supported_isas()) <= set(options["isa"].choices)

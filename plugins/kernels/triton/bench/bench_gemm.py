@@ -1,6 +1,9 @@
-"""Searches tile shapes of the small-m products on the present device and prints TB/s beside cuBLAS.
+"""Searches tile shapes of the small-m products on the present device and prints TB/s beside the vendor's library.
 
-python plugins/kernels/triton/bench/bench_gemm.py [--m 1 8 16 32]
+    python plugins/kernels/triton/bench/bench_gemm.py [--m 1 8 32] [--out FILE]
+
+Each configuration is timed in a captured graph over distinct weights, many times what the L2 cache holds. Everything is compiled before, by as many processes
+as there are processors.
 """
 
 from __future__ import annotations
@@ -8,108 +11,178 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
+import multiprocessing
+import os
+import statistics
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+from tokenspeed_plugin_kernels_triton.activation import silu_and_mul
 from tokenspeed_plugin_kernels_triton.gemm import SmallGemm
 from tokenspeed_plugin_kernels_triton.tuning import GemmConfig
 
+#: name: rows of the weight, columns, whether it is a gate-up weight with its activation
 SHAPES = {
-    "qkv": (6144, 4096),
-    "o": (4096, 4096),
-    "gate_up": (24576, 4096),
-    "down": (4096, 12288),
-    "head": (151936, 4096),
+    "qkv": (6144, 4096, False),
+    "o": (4096, 4096, False),
+    "down": (4096, 12288, False),
+    "gate_up": (24576, 4096, True),
+    "head": (151936, 4096, False),
 }
 
 
-def graph_time(calls, reps=5):
-    """Microseconds per call of a captured graph of ``calls``."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for c in calls[:2]:
-            c()
+def graph_time(calls: Sequence[Callable[[], object]], repeats: int) -> float:
+    """Microseconds a call of a captured graph of ``calls``: the median."""
+    calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for c in calls:
-            c()
-    graph.replay()
-    best = 1e9
-    for _ in range(reps):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
+        for call in calls:
+            call()
+    times = []
+    for _ in range(repeats + 1):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
         graph.replay()
-        b.record()
+        end.record()
         torch.cuda.synchronize()
-        best = min(best, a.elapsed_time(b) * 1e3 / len(calls))
-    return best
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times[1:])
 
 
-def configs(m):
-    if m == 1:
-        for bn, bk, s, w, st in itertools.product((4, 8, 16, 32), (256, 512, 1024), (1, 2, 4), (2, 4, 8), (1, 3)):
-            if 2048 <= bn * bk <= 16384 and bn * bk // (w * 32) <= 64 and bn * bk // (w * 32) >= 8:
-                yield GemmConfig(1, bn, bk, s, w, st)
-    bm = max(16, 1 << (m - 1).bit_length())
-    for bn, bk, s, w, st in itertools.product((32, 64, 128), (64, 128, 256), (1, 2, 4, 8), (4,), (3, 4, 6)):
-        if (bn * bk + bm * bk) * 2 * st <= 200_000 and bn * bk * st >= 16384:
-            yield GemmConfig(bm, bn, bk, s, w, st)
+def one_row() -> Iterator[GemmConfig]:
+    for bn, bk, warps in itertools.product((1, 2, 4, 8, 16, 32), (256, 512, 1024, 2048, 4096), (1, 2, 4, 8)):
+        each = bn * bk // (32 * warps)
+        if bk // (32 * warps) < 8 or not 16 <= each <= 128:
+            continue
+        if each >= 32:
+            yield GemmConfig(1, bn, bk, 1, warps, 1)
+            if bk < 4096 and bn * bk <= 16384:
+                yield GemmConfig(1, bn, bk, 1, warps, 4)
+        if bk < 4096 and each <= 64:
+            yield GemmConfig(1, bn, bk, 1, warps, 1, ahead=1)
+    for bn, warps, programs in itertools.product((1, 2, 4), (2, 4, 8), (1, 2, 3, 4, 6, 8)):
+        if 16 <= bn * 4096 // (32 * warps) <= 128 and warps * programs >= 8 and warps * programs <= 32:
+            yield GemmConfig(1, bn, 4096, 1, warps, 1, programs=programs)
 
 
-def main():
-    p = argparse.ArgumentParser()
-    p.add_argument("--m", type=int, nargs="*", default=[1, 8, 16, 32])
+def few_rows(bm: int) -> Iterator[GemmConfig]:
+    for bn, bk, split, stages, ahead in itertools.product((32, 64, 128), (64, 128, 256), (1, 2, 4), (3, 4, 6), (0, 3)):
+        if (bn + bm) * bk * 2 * stages <= 200_000 and bn * bk * stages >= 24576 and bn * bk <= 16384:
+            yield GemmConfig(bm, bn, bk, split, 4, stages, ahead=ahead)
+
+
+def fits(cfg: GemmConfig, n: int, k: int, gated: bool) -> bool:
+    rows = n // 2 if gated else n
+    if gated and (cfg.split_k > 1 or cfg.bn * cfg.bk // (32 * cfg.warps) > 64):
+        return False
+    if cfg.programs and k > 4096:
+        return False
+    return k % (cfg.bk * cfg.split_k) == 0 and rows % cfg.bn == 0 and not (n > 20000 and cfg.split_k > 1)
+
+
+def candidates(m: int) -> list[tuple[str, GemmConfig]]:
+    """(shape, configuration) for ``m`` rows."""
+    some = list(one_row()) + list(few_rows(16)) if m == 1 else list(few_rows(16 if m <= 16 else 32))
+    return [
+        (name, cfg)
+        for name, (n, k, gated) in SHAPES.items()
+        for cfg in some
+        if fits(cfg, n, k, gated and cfg.bm == 1) and not (n > 100000 and (cfg.bm > 1) and m == 1)
+    ]
+
+
+def reference(x: torch.Tensor, w: torch.Tensor, gated: bool) -> torch.Tensor:
+    product = torch.nn.functional.linear(x, w)
+    return silu_and_mul(product) if gated else product
+
+
+def run_of(gemm: SmallGemm, name: str, cfg: GemmConfig, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    gated = SHAPES[name][2]
+    if gated and cfg.bm > 1:
+        return lambda w: silu_and_mul(gemm(x, w, config=cfg))
+    return lambda w: gemm(x, w, config=cfg, gated=gated)
+
+
+def prepare(part: int, parts: int, rows: Sequence[int], wrong: str) -> None:
+    """Compile a share of the candidates and compare each with the library; what fails is listed in the file ``wrong``."""
+    gemm, generator = SmallGemm(torch.device("cuda")), torch.Generator("cuda").manual_seed(0)
+    failed = []
+    for m in rows:
+        weights: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        for number, (name, cfg) in enumerate(candidates(m)):
+            if hash((cfg, SHAPES[name][2] and cfg.bm == 1)) % parts != part:
+                continue
+            if name not in weights:
+                n, k, gated = SHAPES[name]
+                w = torch.randn(n, k, dtype=torch.bfloat16, device="cuda", generator=generator) * 0.02
+                x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda", generator=generator)
+                weights = {name: (x, w, reference(x, w, gated))}
+            x, w, wanted = weights[name]
+            try:
+                torch.testing.assert_close(run_of(gemm, name, cfg, x)(w), wanted, atol=3e-2, rtol=3e-2)
+            except Exception as error:  # a configuration that needs too much of something is not a candidate
+                failed.append((m, number, f"{name} {cfg}: {type(error).__name__} {str(error)[:200]}"))
+    Path(f"{wrong}.{part}").write_text(json.dumps(failed))
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--m", type=int, nargs="*", default=[1, 8, 32])
     p.add_argument("--out")
-    p.add_argument("--seconds", type=float, default=400)
+    p.add_argument("--seconds", type=float, default=240, help="of timing; what is left over is not timed")
     a = p.parse_args()
-    dev = torch.device("cuda")
-    t_end = time.time() + a.seconds
-    gemm = SmallGemm(dev)
-    results = {}
-    weights = {}
-    for name, (n, k) in SHAPES.items():
-        copies = max(2, min(24, int(600e6 / (n * k * 2))))
-        weights[name] = [torch.randn(n, k, dtype=torch.bfloat16, device=dev) * 0.02 for _ in range(copies)]
+    began = time.time()
+    parts = os.cpu_count() or 1
+    wrong = f"/tmp/bench_gemm.{os.getpid()}"
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=prepare, args=(part, parts, a.m, wrong)) for part in range(parts)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    failed = {}
+    for part in range(parts):
+        file = Path(f"{wrong}.{part}")
+        failed |= {(m, number): why for m, number, why in json.loads(file.read_text())} if file.exists() else {}
+    print(f"compiled in {time.time() - began:.1f} s, {len(failed)} fail", *list(failed.values())[:6], sep="\n", flush=True)
+    began = time.time()
+    gemm, record = SmallGemm(torch.device("cuda")), {}
     for m in a.m:
-        best = {}
-        for name, (n, k) in SHAPES.items():
-            x = torch.randn(m, k, dtype=torch.bfloat16, device=dev)
-            t = graph_time([lambda w=w: torch.nn.functional.linear(x, w) for w in weights[name]])
-            best[name] = (t, None)
-            print(f"m={m} {name} cublas {t:.1f} us {n * k * 2 / t * 1e-6:.2f} TB/s", flush=True)
-        for cfg in configs(m):
-            if time.time() > t_end:
-                print("time is up")
-                break
-            for name, (n, k) in SHAPES.items():
-                if k % (cfg.bk * cfg.split_k) or n % cfg.bn or (name in ("head", "gate_up") and cfg.split_k > 2):
-                    continue
-                x = torch.randn(m, k, dtype=torch.bfloat16, device=dev)
-                try:
-                    out = gemm(x, weights[name][0], config=cfg)
-                    ref = torch.nn.functional.linear(x, weights[name][0])
-                    if not torch.allclose(out.float(), ref.float(), atol=2e-2, rtol=2e-2):
-                        print("WRONG", cfg, name, (out.float() - ref.float()).abs().max().item())
-                        continue
-                    t = graph_time([lambda w=w: gemm(x, w, config=cfg) for w in weights[name]], reps=3)
-                except Exception as e:
-                    print("fail", cfg, name, str(e)[:100])
-                    break
-                results.setdefault(f"{m}.{name}", []).append((round(t, 2), cfg.__dict__))
-        for name, (n, k) in SHAPES.items():
-            top = sorted(results.get(f"{m}.{name}", []), key=lambda r: r[0])[:4]
-            for t, c in top:
-                print(
-                    f"m={m} {name} {t:.1f} us {n * k * 2 / t * 1e-6:.2f} TB/s (cublas {best[name][0]:.1f}) {c}",
-                    flush=True,
-                )
-    if a.out:
-        Path(a.out).write_text(json.dumps({k: sorted(v, key=lambda r: r[0])[:10] for k, v in results.items()}))
+        for name, (n, k, gated) in SHAPES.items():
+            nbytes = n * k * 2
+            weights = [
+                torch.randn(n, k, dtype=torch.bfloat16, device="cuda") * 0.02
+                for _ in range(max(2, int(1.3e9 / nbytes)))
+            ]
+            x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda")
+            library = graph_time([lambda w=w: reference(x, w, gated) for w in weights], 5)
+            timed = []
+            for number, (shape, cfg) in enumerate(candidates(m)):
+                if shape == name and (m, number) not in failed and time.time() - began < a.seconds:
+                    run = run_of(gemm, name, cfg, x)
+                    timed.append((graph_time([lambda w=w: run(w) for w in weights], 3), cfg))
+            timed.sort(key=lambda entry: entry[0])
+            again = []
+            for _, cfg in timed[:6]:
+                run = run_of(gemm, name, cfg, x)
+                again.append((graph_time([lambda w=w: run(w) for w in weights], 15), cfg))
+            again.sort(key=lambda entry: entry[0])
+            record[f"{m} {name}"] = {
+                "library_us": round(library, 2),
+                "timed": len(timed),
+                "best": [{"us": round(us, 2), **asdict(cfg)} for us, cfg in again + timed[6:16]],
+            }
+            print(f"m={m} {name}: library {library:.2f} us {nbytes / library * 1e-6:.2f} TB/s, {len(timed)} timed")
+            for us, cfg in again[:4]:
+                print(f"   {us:8.2f} us {nbytes / us * 1e-6:.2f} TB/s {cfg}", flush=True)
+            if a.out:
+                Path(a.out).write_text(json.dumps(record, indent=1) + "\n")
+            del weights
+    print(f"timed in {time.time() - began:.1f} s")
 
 
 if __name__ == "__main__":

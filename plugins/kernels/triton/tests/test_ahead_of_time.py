@@ -2,7 +2,7 @@
 
 import pytest
 import triton
-from tokenspeed_plugin_kernels_triton import activation, cache, gemm, norm, rope, sampling
+from tokenspeed_plugin_kernels_triton import activation, cache, gemm, gemv, norm, rope, sampling
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -15,19 +15,31 @@ TARGETS = {
 BF, F32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
 KERNELS = {
     "gemv": (
-        gemm._gemv,
+        gemv.gemv,
         {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "N": "i32", "K": "i32"},
-        {"HAS_BIAS": False, "BN": 16, "BK": 512, "SPLIT_K": 1, "EVEN": True, "GATED": False, "PDL": True},
+        {"HAS_BIAS": False, "BN": 4, "BK": 4096, "SPLIT_K": 1, "EVEN": True, "GATED": False, "PDL": True, "STAGES": 1, "AHEAD": False},
+    ),
+    "gemv pipelined": (
+        gemv.gemv,
+        {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "N": "i32", "K": "i32"},
+        {"HAS_BIAS": False, "BN": 16, "BK": 512, "SPLIT_K": 1, "EVEN": True, "GATED": False, "PDL": True, "STAGES": 3, "AHEAD": False},
+    ),
+    "gemv ahead": (
+        gemv.gemv,
+        {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "N": "i32", "K": "i32"},
+        {"HAS_BIAS": False, "BN": 4, "BK": 1024, "SPLIT_K": 1, "EVEN": True, "GATED": False, "PDL": True, "STAGES": 1, "AHEAD": True},
     ),
     "gemv gated": (
-        gemm._gemv,
+        gemv.gemv,
         {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "N": "i32", "K": "i32"},
-        {"HAS_BIAS": False, "BN": 16, "BK": 256, "SPLIT_K": 1, "EVEN": True, "GATED": True, "PDL": True},
+        {"HAS_BIAS": False, "BN": 16, "BK": 256, "SPLIT_K": 1, "EVEN": True, "GATED": True, "PDL": True, "STAGES": 1, "AHEAD": False},
     ),
+    "gemv rows": (gemv.gemv_rows, {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "N": "i32", "K": "i32"}, {"HAS_BIAS": True, "BN": 2, "BK": 4096, "GATED": False, "PDL": True}),
+    "gemv rows gated": (gemv.gemv_rows, {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "N": "i32", "K": "i32"}, {"HAS_BIAS": False, "BN": 1, "BK": 4096, "GATED": True, "PDL": True}),
     "small_m split": (
         gemm._small_m,
         {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "M": "i32", "N": "i32", "K": "i32", "stride_x": "i32"},
-        {"HAS_BIAS": True, "BM": 16, "BN": 64, "BK": 64, "SPLIT_K": 4, "EVEN": False, "PDL": True},
+        {"HAS_BIAS": True, "BM": 16, "BN": 64, "BK": 64, "SPLIT_K": 4, "EVEN": False, "PDL": True, "FIRST": 2},
     ),
     "add_rms_norm": (
         norm._rms_norm,
@@ -58,6 +70,11 @@ KERNELS = {
         {"BLOCK": 4096},
     ),
     "argmax final": (sampling._final, {"val_ptr": F32, "idx_ptr": I32, "out_ptr": I64, "parts": "i32"}, {"BLOCK": 64}),
+    "apply_bitmask": (
+        sampling._mask,
+        {"x_ptr": F32, "bits_ptr": I32, "rows_ptr": I64, "V": "i32", "stride": "i32", "words": "i32"},
+        {"BLOCK": 4096},
+    ),
 }  # fmt: skip
 
 

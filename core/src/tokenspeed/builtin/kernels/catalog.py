@@ -41,4 +41,5 @@ REFERENCE_KERNELS: tuple[KernelSpec, ...] = (
     _spec("attention", "decode", _ATTENTION),
     _spec("attention", "extend", _ATTENTION),
     _spec("sampling", "argmax"),
+    _spec("sampling", "apply_bitmask"),
 )

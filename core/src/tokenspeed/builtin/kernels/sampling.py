@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["argmax"]
+__all__ = ["apply_bitmask", "argmax"]
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -13,3 +13,10 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     # argmax of booleans: the first True.
     first = (logits == best).int().argmax(dim=-1)
     return torch.where(logits.isnan().any(dim=-1), -1, first)
+
+
+def apply_bitmask(logits: torch.Tensor, bits: torch.Tensor, rows: torch.Tensor) -> None:
+    """Set logits (R, V) of ``rows`` (n) to -inf in place where ``bits`` (n, ceil(V / 32)) int32 has a 0; bit i % 32 of word i // 32 is token i."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    allowed = ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[1]].bool()
+    logits[rows] = logits[rows].masked_fill(~allowed, float("-inf"))

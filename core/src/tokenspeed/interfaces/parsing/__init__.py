@@ -6,6 +6,7 @@ elements, ``TagReasoningParser`` for reasoning between tags. ``JsonStream`` and 
 ``{"name": .., "arguments": ..}`` object. ``ChoiceParser`` is what a server feeds.
 """
 
+from tokenspeed.interfaces.parsing import structural
 from tokenspeed.interfaces.parsing.arguments import ArgumentWriter
 from tokenspeed.interfaces.parsing.bare import BareJsonParser, partial
 from tokenspeed.interfaces.parsing.elements import ElementParser, ElementSyntax
@@ -43,5 +44,6 @@ __all__ = [
     "last_marker",
     "partial",
     "quote",
+    "structural",
     "to_json",
 ]

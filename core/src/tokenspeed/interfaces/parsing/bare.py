@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenspeed.interfaces.parser import ParserContext
+from tokenspeed.interfaces.parsing import structural
 from tokenspeed.interfaces.parsing.json_call import JsonCall
 from tokenspeed.interfaces.parsing.json_stream import Progress
 from tokenspeed.interfaces.parsing.machine import StateMachine
@@ -28,6 +31,10 @@ _KEYS = ("name", "id", "type")
 _WHOLE_HEAD = re.compile(rf'(?:\[{_SPACE})?\{{{_SPACE}"(?:{"|".join(_KEYS)})"')
 
 
+#: What other objects that would be read as calls hold: a grammar keeps it out of text, since only ``{"name"`` leads into a call there.
+_OTHER_HEADS = (*(f'{space}"{key}"' for key in _KEYS for space in " \t\r\n"), '{"id"', '{"type"')
+
+
 def _head_pattern(around: tuple[str, ...]) -> re.Pattern[str]:
     keys = "|".join(partial(f'"{key}"') for key in _KEYS)
     head = rf"{_SPACE}(?:\Z|{keys})"
@@ -45,6 +52,9 @@ class BareJsonParser(StateMachine):
     #: Markers that are no content.
     around: tuple[str, ...] = ()
 
+    #: The key of a call's arguments, as models of the family write it.
+    arguments_key = "arguments"
+
     _heads: re.Pattern[str]
     _array_open = re.compile(r"\[[ \t\r\n]*")
     _separators = re.compile(r"[\s;]*")
@@ -60,6 +70,22 @@ class BareJsonParser(StateMachine):
         self._raw: list[str] = []  # text of the call so far, should it be none
         self._raw_size = 0
         self._in_array = False
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        return structural.calls(
+            structural.functions(tools, names),
+            lambda name, parameters: structural.tag(
+                f'{{"name": "{name}", "{cls.arguments_key}": ', structural.schema(parameters), "}"
+            ),
+            required=required,
+            parallel=parallel,
+            separator="\n",
+            trigger='{"name"',
+            excludes=_OTHER_HEADS,
+        )
 
     def on_text(self) -> bool:
         scan = self.scan

@@ -56,7 +56,8 @@ class ElementSyntax:
 class ElementParser(StateMachine):
     """States: text, wrapper, call header, call, argument header, argument value, broken argument.
 
-    A value ends at its closing tag, at the closing tag of the call, or (``unclosed``) at the next argument. An argument whose header is malformed is
+    A value ends at its closing tag, at the closing tag of the call, or (``unclosed``) at the next argument; where calls are constrained, at its closing
+    tag alone. An argument whose header is malformed is
     dropped up to there. A call whose header is malformed becomes content. A call is complete at its closing tag, or where the next call or the end of
     the wrapper shows that the tag was forgotten.
     """
@@ -65,6 +66,7 @@ class ElementParser(StateMachine):
     _text_markers: Markers
     _markers: Markers
     _value_ends: Markers
+    _exact_ends: Markers
     _broken_ends: Markers
     _header_ends: Markers
 
@@ -77,6 +79,7 @@ class ElementParser(StateMachine):
         cls._header_ends = Markers((syntax.tag_end, "<", "\n"))
         ends = (syntax.argument_end, syntax.call_end)
         cls._broken_ends = Markers((*ends, syntax.argument_begin))
+        cls._exact_ends = Markers((syntax.argument_end,))
         cls._value_ends = cls._broken_ends if syntax.unclosed else Markers(ends)
 
     def __init__(self, ctx: ParserContext) -> None:
@@ -171,7 +174,7 @@ class ElementParser(StateMachine):
         return bool(marker)
 
     def on_value(self) -> bool:
-        text, marker = self.scan.until(self._value_ends)
+        text, marker = self.scan.until(self._exact_ends if self.ctx.constrained else self._value_ends)
         self._writer.value(text)
         if not marker:
             return False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from tokenspeed.interfaces.parsing import structural
 from tokenspeed.interfaces.parsing.scanner import Markers, Scanner, last_marker
 from tokenspeed.interfaces.reasoning import ReasoningContext, ReasoningDelta, ReasoningParser
 
@@ -12,6 +14,9 @@ __all__ = ["Segments", "TagReasoningParser"]
 
 #: What the markers of turns look like: text of the conversation is not the beginning of the reply.
 _TURN = re.compile(r"<[|｜][^<>\n]{1,64}[|｜]>|\[/INST\]|\]~b\]|\[e~\[")
+
+#: Line breaks that models like to write behind the end tag; they are no part of the answer.
+_BREAKS = {"type": "regex", "pattern": "\\n{0,2}"}
 
 
 class Segments:
@@ -56,6 +61,7 @@ class TagReasoningParser(ReasoningParser):
 
     def __init_subclass__(cls) -> None:
         cls.markers = (cls.start, cls.end)
+        cls.end_marker = cls.end
         cls._tags = Markers((*cls.markers, *cls.around))
 
     def __init__(self, ctx: ReasoningContext) -> None:
@@ -69,6 +75,17 @@ class TagReasoningParser(ReasoningParser):
         self._line_break = False  # one is held back: an end tag may follow
         self._scan = Scanner()
         self._segments = Segments()
+
+    def answer_format(self, answer: Mapping[str, Any], token_ids: Mapping[str, int]) -> Mapping[str, Any]:
+        """A block that is open goes on up to its end; one that was not begun may be; behind one that the prompt closes there is the answer alone."""
+        if self._closed:
+            return answer
+        start, end = (structural.token(tag) if tag in token_ids else tag for tag in self.markers)
+        thought = structural.text(self.end)
+        if self._inside:
+            return structural.sequence(structural.tag("", thought, end), _BREAKS, answer)
+        block = structural.sequence(structural.tag(start, thought, end), _BREAKS)
+        return structural.sequence({"type": "optional", "content": block}, answer)
 
     @property
     def inside(self) -> bool:

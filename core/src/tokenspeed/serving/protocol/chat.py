@@ -40,22 +40,21 @@ class ChatRequest(SamplingFields, kw_only=True, frozen=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    reasoning_effort: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    response_format: dict[str, Any] | None = None
 
 
 REFUSED_CHAT: dict[str, Refused] = {
     **REFUSED_SAMPLING,
-    "response_format": Refused(
-        "only text is served; json_object and json_schema need a grammar backend", ({"type": "text"},)
-    ),
+    "structural_tag": Refused('it is structured_outputs now: {"structural_tag": ..}'),
     "functions": Refused("use tools", ([],)),
     "function_call": Refused("use tool_choice", ("none",)),
     "modalities": Refused("only text is served", (["text"],)),
     "audio": Refused("only text is served"),
     "prediction": Refused("predicted outputs are not served"),
-    "reasoning_effort": Refused("give chat_template_kwargs what the model's template knows for it"),
     "include_reasoning": Refused("reasoning is always part of the answer", (True,)),
     "verbosity": Refused("ask for it in the messages"),
     "web_search_options": Refused("the server fetches nothing"),
@@ -139,12 +138,6 @@ def parse_chat(value: Mapping[str, Any]) -> ChatRequest:
         raise RequestError("top_logprobs: needs logprobs to be true", param="top_logprobs")
     if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
         raise RequestError("max_tokens and max_completion_tokens contradict each other; give one", param="max_tokens")
-    if request.tool_choice not in (None, "auto", "none"):
-        raise RequestError(
-            "tool_choice: only auto and none are served; required and a named function need a grammar backend",
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
     if request.continue_final_message:
         if (
             request.add_generation_prompt
@@ -179,15 +172,7 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
         raise RequestError(f"tools: at most {_MAX_TOOLS}, got {len(request.tools)}", param="tools")
     for at, tool in enumerate(request.tools):
         prefix = f"tools[{at}]."
-        function = parse_object(
-            parse_object(tool, FunctionTool, {}, prefix).function, Function, {}, f"{prefix}function."
-        )
-        if function.strict:
-            raise RequestError(
-                f"{prefix}function.strict is not supported: it needs a grammar backend",
-                param=f"{prefix}function.strict",
-                code="unsupported_parameter",
-            )
+        parse_object(parse_object(tool, FunctionTool, {}, prefix).function, Function, {}, f"{prefix}function.")
     return request.tools
 
 

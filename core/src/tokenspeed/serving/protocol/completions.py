@@ -36,12 +36,12 @@ class CompletionRequest(SamplingFields, kw_only=True, frozen=True):
     logprobs: Annotated[int, Meta(ge=0)] | None = None
     echo: bool = False
     add_special_tokens: bool = True
+    response_format: dict[str, Any] | None = None
 
 
 REFUSED_COMPLETION: dict[str, Refused] = {
     **REFUSED_SAMPLING,
     "suffix": Refused("infilling is not served", ("",)),
-    "response_format": Refused("only text is served; the others need a grammar backend", ({"type": "text"},)),
     "max_completion_tokens": Refused("text completions take max_tokens"),
     "top_logprobs": Refused("text completions take logprobs as a number"),
     "tools": Refused("tools belong to /v1/chat/completions", ([],)),
@@ -58,6 +58,8 @@ def parse_completion(value: Mapping[str, Any]) -> CompletionRequest:
         RequestError: naming the field.
     """
     request = parse_object(value, CompletionRequest, REFUSED_COMPLETION)
+    if request.max_tokens == 0 and (request.response_format or request.structured_outputs):
+        raise RequestError("max_tokens: 0 writes no answer that could have a form", param="max_tokens")
     if request.max_tokens == 0 and not request.echo:
         raise RequestError("max_tokens: must be at least 1; 0 is for scoring a prompt, with echo", param="max_tokens")
     return request

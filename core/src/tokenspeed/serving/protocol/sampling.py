@@ -78,19 +78,21 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True):
     skip_special_tokens: bool = True
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     user: str | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
-_GRAMMAR = "constrained decoding needs a grammar backend, which this server does not have"
+_MOVED = 'it is structured_outputs now: {{"{}": ..}}'
 REFUSED_SAMPLING: dict[str, Refused] = {
     "best_of": Refused("ask for n choices instead", (1,)),
     "use_beam_search": Refused("beam search is not served", (False,)),
     "length_penalty": Refused("it belongs to beam search", (1.0, 1)),
     "early_stopping": Refused("it belongs to beam search", (False,)),
-    "guided_json": Refused(_GRAMMAR),
-    "guided_regex": Refused(_GRAMMAR),
-    "guided_choice": Refused(_GRAMMAR),
-    "guided_grammar": Refused(_GRAMMAR),
-    "structured_outputs": Refused(_GRAMMAR),
+    "guided_json": Refused(_MOVED.format("json")),
+    "guided_regex": Refused(_MOVED.format("regex")),
+    "guided_choice": Refused(_MOVED.format("choice")),
+    "guided_grammar": Refused(_MOVED.format("grammar")),
+    "guided_whitespace_pattern": Refused("the grammar backend bounds white space"),
+    "guided_decoding_backend": Refused("the server's --grammar-backend says which"),
     "bad_words": Refused("ban tokens with logit_bias instead", ([],)),
     "allowed_token_ids": Refused("restrict tokens with logit_bias instead"),
     "prompt_logprobs": Refused("ask /v1/completions with echo and logprobs, or /generate with return_logprob"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,12 +10,17 @@ import msgspec
 from litestar import Response, post
 
 from tokenspeed.errors import RequestError
+from tokenspeed.interfaces.parser import ParserContext, ToolParser
 from tokenspeed.interfaces.parsing import ChoiceParser
+from tokenspeed.interfaces.reasoning import ReasoningContext, ReasoningParser
+from tokenspeed.interfaces.renderer import Renderer
+from tokenspeed.messages import Grammar
 from tokenspeed.serving.body import read_json
-from tokenspeed.serving.chat_template import ChatTemplate
 from tokenspeed.serving.choice_text import ChoiceText, parser_context
+from tokenspeed.serving.constraint import Constraint, chat_grammar, check_fields
 from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
 from tokenspeed.serving.generation import GenerationRequest
+from tokenspeed.serving.history_ids import rewrite_ids
 from tokenspeed.serving.protocol.chat import ChatRequest, conversation, parse_chat, tools_of
 from tokenspeed.serving.protocol.sampling import (
     Limits,
@@ -23,6 +29,8 @@ from tokenspeed.serving.protocol.sampling import (
     sampling_params,
     stop_strings,
 )
+from tokenspeed.serving.protocol.structured import answer_of
+from tokenspeed.serving.protocol.tool_choice import tool_choice_of
 from tokenspeed.serving.routes.chat_answer import ChatJob, stream_chat, whole_chat
 from tokenspeed.serving.sse import answer, stream_answer, to_json
 
@@ -57,34 +65,52 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         logprobs_field="top_logprobs",
     )
     stops, tools, messages = stop_strings(body), tools_of(body), conversation(body, limits)
-    active = bool(tools) and body.tool_choice != "none"
-    if active and context.tool_parser is None:
+    parser = context.tool_parser
+    if parser is not None:
+        messages = rewrite_ids(messages, parser)
+    choice = tool_choice_of(body.tool_choice, [tool["function"]["name"] for tool in tools])
+    if choice.active and parser is None:
         raise RequestError(
             "tools: this server was started without a tool-call parser; see --tool-call-parser",
             param="tools",
             code="unsupported_parameter",
         )
+    held = Constraint(
+        answer=answer_of(body.response_format, body.structured_outputs),
+        choice=choice,
+        tools=tools,
+        parallel=body.parallel_tool_calls,
+        parser=parser,
+    )
+    if held.param:
+        check_fields(body, held.param)
     prompt = await context.llm.off_loop(size, partial(_render, _template(context, bool(tools)), body, messages, tools))
     tokens = await _encode(context, body, prompt)
     room = _room(len(tokens), wanted, body, limits)
-    texts = [_choice_text(context, body, tools if active else [], messages, prompt) for _ in range(body.n)]
-    markers = any(text.needs_special_tokens for text in texts)
+    markers = _markers(context)
+    grammar = await context.llm.off_loop(size, partial(_grammar, context, held, prompt, markers))
+    about = parser_context(tools if choice.active else [], prompt, context.llm.tokenizer.special_tokens, messages, constrained=held.holds_calls)
+    texts = [_choice_text(context, about, body, held) for _ in range(body.n)]
+    special = any(text.needs_special_tokens for text in texts) or _special_markers(context, held)
     request = GenerationRequest(
         prompts=[tokens],
         params=msgspec.structs.replace(params, max_new_tokens=room, min_tokens=min(params.min_tokens, room)),
         n=body.n,
         stop=stops,
         include_stop=body.include_stop_str_in_output,
-        skip_special_tokens=body.skip_special_tokens and not markers,
+        skip_special_tokens=body.skip_special_tokens and not special,
+        hide_stop_token=special,
+        grammar=grammar,
+        markers={token: text for text, token in markers.items()},
         priority=body.priority,
         salt=(body.cache_salt or "").encode(),
         request_id=context.new_id("chatcmpl", http),
         streaming=body.stream,
     )
-    return ChatJob(context, body, options, request, body.model or context.model_names[0], texts)
+    return ChatJob(context, body, options, request, body.model or context.model_names[0], texts, choice.named)
 
 
-def _template(context: ServerContext, with_tools: bool) -> ChatTemplate:
+def _template(context: ServerContext, with_tools: bool) -> Renderer:
     template = context.llm.tokenizer.template_for(with_tools)
     if template is None:
         raise RequestError(
@@ -94,16 +120,30 @@ def _template(context: ServerContext, with_tools: bool) -> ChatTemplate:
     return template
 
 
-def _render(
-    template: ChatTemplate, body: ChatRequest, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
-) -> str:
+def _render(template: Renderer, body: ChatRequest, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
     return template.render(
         messages,
         tools=tools or None,
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continue_final_message=body.continue_final_message,
-        extra=body.chat_template_kwargs,
+        extra=_template_kwargs(template, body),
     )
+
+
+def _template_kwargs(template: Renderer, body: ChatRequest) -> dict[str, Any]:
+    """``chat_template_kwargs``, and ``reasoning_effort`` where the model's prompt depends on it."""
+    effort, given = body.reasoning_effort, body.chat_template_kwargs
+    if effort is None:
+        return given
+    if not template.knows("reasoning_effort"):
+        raise RequestError(
+            "reasoning_effort: this model's chat template does not read it; leave it out",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
+    if "reasoning_effort" in given:
+        raise RequestError("reasoning_effort: it is in chat_template_kwargs too; give it once", param="reasoning_effort")
+    return {**given, "reasoning_effort": effort}
 
 
 async def _encode(context: ServerContext, body: ChatRequest, prompt: str) -> list[int]:
@@ -118,14 +158,37 @@ def _room(prompt_tokens: int, wanted: int | None, body: ChatRequest, limits: Lim
     return check_context(prompt_tokens, wanted, limits, param=field, prompt_param="messages")
 
 
-def _choice_text(
-    context: ServerContext, body: ChatRequest, tools: list[dict[str, Any]], messages: list[dict[str, Any]], prompt: str
-) -> ChoiceText:
-    """The parsers of one choice. A parser that reads reasoning is needed with and without tools."""
-    parser = context.tool_parser
-    use_tools = parser is not None and (tools or parser.reads_reasoning)
-    if not use_tools and context.reasoning_parser is None:
+def _markers(context: ServerContext) -> dict[str, int]:
+    """Ids of the reasoning's markers by their text, if each is one token of the vocabulary and the parser can be told of them."""
+    parser = context.reasoning_parser
+    if parser is None or not parser.single_tokens:
+        return {}
+    ids = {text: context.llm.tokenizer.token_id(text) for text in parser.markers}
+    return {text: token for text, token in ids.items() if token is not None} if None not in ids.values() else {}
+
+
+def _special_markers(context: ServerContext, held: Constraint) -> bool:
+    """Whether a marker that the parsers look for is a special token of this model, though it need not be in its family."""
+    parsers = (context.reasoning_parser, context.tool_parser if held.choice.active else None)
+    texts = [text for parser in parsers if parser is not None for text in _looked_for(parser)]
+    ids = (context.llm.tokenizer.token_id(text) for text in texts)
+    return any(token in context.llm.tokenizer.special_tokens for token in ids if token is not None)
+
+
+def _looked_for(parser: type[ReasoningParser] | type[ToolParser]) -> tuple[str, ...]:
+    return parser.markers if issubclass(parser, ReasoningParser) else parser.announcements
+
+
+def _grammar(context: ServerContext, held: Constraint, prompt: str, markers: Mapping[str, int]) -> Grammar | None:
+    parser = context.reasoning_parser
+    reasoning = None if parser is None else parser(ReasoningContext(prompt_tail=prompt[-4096:]))
+    return chat_grammar(held, context.grammar_checker, reasoning, markers)
+
+
+def _choice_text(context: ServerContext, about: ParserContext, body: ChatRequest, held: Constraint) -> ChoiceText:
+    """The parsers of one choice. Where no calls are looked for, a parser that reads both leaves the reasoning to the family's other one."""
+    parser = context.tool_parser if held.choice.active else None
+    if parser is None and context.reasoning_parser is None:
         return ChoiceText(None)
-    about = parser_context(tools, prompt, context.llm.tokenizer.special_tokens, messages)
-    made = ChoiceParser(context.reasoning_parser, parser if use_tools else None, about)
+    made = ChoiceParser(context.reasoning_parser, parser, about, calls_in_reasoning=not held.holds_calls)
     return ChoiceText(made, parallel=body.parallel_tool_calls)

@@ -1,7 +1,7 @@
 """The answer of a chat completion: one JSON body, or chunks.
 
-Finish reasons, the same in both forms: ``stop`` (end token, stop token or stop string), ``tool_calls`` (the same, after at least one call), ``length``,
-``abort`` (asked for on the control port). A call that was cut by ``length`` has unfinished arguments.
+Finish reasons, the same in both forms: ``stop`` (end token, stop token or stop string), ``tool_calls`` (the same, after at least one finished call, unless
+``tool_choice`` named the function), ``length``, ``abort`` (asked for on the control port). A call that was cut by ``length`` has unfinished arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ChatJob", "stream_chat", "whole_chat"]
 
 @dataclass
 class ChatJob:
-    """A checked request on its way; ``texts`` holds the text of each choice."""
+    """A checked request on its way; ``texts`` holds the text of each choice, ``named`` says that ``tool_choice`` names a function."""
 
     context: ServerContext
     body: ChatRequest
@@ -32,10 +32,13 @@ class ChatJob:
     request: GenerationRequest
     model: str
     texts: list[ChoiceText]
+    named: bool = False
 
     def finish_reason(self, delta: Delta) -> str:
-        """``tool_calls`` where the model ended by itself after a call; a cut or abort keeps its own name."""
-        return "tool_calls" if delta.finish == "stop" and self.texts[delta.choice.index].called else delta.finish
+        """``tool_calls`` where the model ended by itself and finished a call, unless the request named the function: it knows. A cut or abort keeps its
+        own name."""
+        called = delta.finish == "stop" and not self.named and self.texts[delta.choice.index].called
+        return "tool_calls" if called else delta.finish
 
     def logprobs(self, entries: list[Any]) -> dict[str, Any]:
         """The chat shape of log probabilities."""
@@ -55,7 +58,7 @@ async def whole_chat(job: ChatJob, generation: Generation) -> dict[str, Any]:
         for delta in deltas:
             raise_failed(delta)
             at = delta.choice.index
-            contents[at].append(job.texts[at].feed(delta.text, last=bool(delta.finish)).content)
+            contents[at].append(job.texts[at].feed(delta.text, spans=delta.spans, last=bool(delta.finish)).content)
             entries[at].extend(delta.entries or ())
             if delta.finish:
                 ends[at] = delta
@@ -112,7 +115,7 @@ def stream_chat(job: ChatJob, generation: Generation) -> AsyncGenerator[bytes, N
             begun.add(at)
             role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
             out += (heads[at], role, tail)
-        shown = job.texts[at].feed(delta.text, last=bool(delta.finish))
+        shown = job.texts[at].feed(delta.text, spans=delta.spans, last=bool(delta.finish))
         if not (shown.content or shown.calls or shown.reasoning or delta.entries or delta.finish):
             return out
         logprobs = to_json(job.logprobs(delta.entries)) if delta.entries else b"null"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from litestar import Response, post
 
 from tokenspeed.errors import RequestError
 from tokenspeed.serving.body import read_json
+from tokenspeed.serving.constraint import answer_grammar, check_fields
 from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
 from tokenspeed.serving.protocol.answers import raise_failed, usage
@@ -29,6 +31,7 @@ from tokenspeed.serving.protocol.sampling import (
     sampling_params,
     stop_strings,
 )
+from tokenspeed.serving.protocol.structured import answer_of
 from tokenspeed.serving.sse import DONE, answer, event, event_stream, stream_answer, to_json
 
 __all__ = ["completions"]
@@ -41,8 +44,8 @@ async def completions(request: HttpRequest) -> Response[Any]:
     """A text completion, whole or streamed."""
     context = context_of(request)
     context.admit()
-    value, _ = await read_json(request)
-    job = await _prepare(request, context, value)
+    value, size = await read_json(request)
+    job = await _prepare(request, context, value, size)
     generation = context.submit(job.request)
     if job.body.stream:
         return await stream_answer(request, generation, _stream(job, generation))
@@ -74,7 +77,7 @@ class _Job:
         )
 
 
-async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any]) -> _Job:
+async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any], size: int) -> _Job:
     body = parse_completion(value)
     context.check_model(body.model)
     options = parse_stream_options(body)
@@ -85,6 +88,10 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         body, limits, max_new_tokens=wanted, logprobs=logprobs, prompt_logprobs=logprobs if body.echo else -1
     )
     stops = stop_strings(body)
+    held = answer_of(body.response_format, body.structured_outputs)
+    if held is not None:
+        check_fields(body, held.param)
+        grammar = await context.llm.off_loop(size, partial(answer_grammar, held, context.grammar_checker))
     prompts, echoes = [], []
     rows = prompts_of(body.prompt, limits, body.n)
     texts = [row for row in rows if isinstance(row, str)]  # all or none of them
@@ -108,6 +115,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         prompts=prompts,
         params=params,
         n=body.n,
+        grammar=grammar if held is not None else None,
         stop=() if prefill_only else stops,
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,

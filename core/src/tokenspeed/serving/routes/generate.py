@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -13,12 +14,14 @@ from msgspec import Meta
 from tokenspeed.errors import RequestError
 from tokenspeed.messages import TokenLogprobs
 from tokenspeed.serving.body import read_json
+from tokenspeed.serving.constraint import answer_grammar, check_fields
 from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
 from tokenspeed.serving.protocol.answers import finite, raise_failed, usage
 from tokenspeed.serving.protocol.completions import check_ids
 from tokenspeed.serving.protocol.parse import Refused, parse_object
 from tokenspeed.serving.protocol.sampling import SamplingFields, check_context, sampling_params, stop_strings
+from tokenspeed.serving.protocol.structured import native_answer
 from tokenspeed.serving.sse import DONE, answer, event, event_stream, stream_answer, to_json
 
 __all__ = ["GenerateBody", "GenerateSampling", "generate"]
@@ -42,18 +45,19 @@ class GenerateBody(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class GenerateSampling(SamplingFields, kw_only=True, frozen=True):
-    """``sampling_params``: the fields of the other routes, with the native names for the two limits."""
+    """``sampling_params``: the fields of the other routes, with the native names for the two limits and for what the text must be."""
 
     max_new_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_new_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    json_schema: dict[str, Any] | str | None = None
+    regex: Annotated[str, Meta(min_length=1)] | None = None
+    ebnf: Annotated[str, Meta(min_length=1)] | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 _REFUSED = {
     "max_tokens": Refused("the native route takes max_new_tokens"),
     "min_tokens": Refused("the native route takes min_new_tokens"),
-    "json_schema": Refused("constrained decoding needs a grammar backend"),
-    "regex": Refused("constrained decoding needs a grammar backend"),
-    "ebnf": Refused("constrained decoding needs a grammar backend"),
 }
 _OUTSIDE = ("model", "stream", "stream_options", "priority", "cache_salt", "user", "min_tokens")
 
@@ -63,8 +67,8 @@ async def generate(request: HttpRequest) -> Response[Any]:
     """Generate from a text or from ids. A stream sends what is new in each event."""
     context = context_of(request)
     context.admit()
-    value, _ = await read_json(request)
-    job = await _prepare(request, context, value)
+    value, size = await read_json(request)
+    job = await _prepare(request, context, value, size)
     generation = context.submit(job.request)
     if job.body.stream:
         return await stream_answer(request, generation, _stream(job, generation))
@@ -79,7 +83,7 @@ class _Job:
     request: GenerationRequest
 
 
-async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any]) -> _Job:
+async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any], size: int) -> _Job:
     body = parse_object(value, GenerateBody, {})
     context.check_model(body.model)
     given = {name: field for name, field in body.sampling_params.items() if field is not None}
@@ -113,6 +117,11 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         logprobs_field="top_logprobs_num",
     )
     stops = stop_strings(sampling)
+    forms = {name: getattr(sampling, name) for name in ("json_schema", "regex", "ebnf", "structural_tag")}
+    held = native_answer(forms, sampling.structured_outputs, "sampling_params.")
+    if held is not None:
+        check_fields(sampling, held.param, prefix="sampling_params.", minimum="min_new_tokens")
+        grammar = await context.llm.off_loop(size, partial(answer_grammar, held, context.grammar_checker))
     if body.input_ids is not None:
         check_ids(body.input_ids, limits, "input_ids")
         tokens = body.input_ids
@@ -125,6 +134,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         prompts=[tokens],
         params=msgspec.structs.replace(params, max_new_tokens=room, min_tokens=min(params.min_tokens, room)),
         n=sampling.n,
+        grammar=grammar if held is not None else None,
         stop=stops,
         include_stop=sampling.include_stop_str_in_output,
         skip_special_tokens=sampling.skip_special_tokens,

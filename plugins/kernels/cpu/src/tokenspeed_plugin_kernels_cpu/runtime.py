@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tokenspeed_plugin_kernels_cpu._native import Runtime, supported_isas
 
 if TYPE_CHECKING:
@@ -35,10 +37,14 @@ _SHARED_KEY = "kernels-cpu"
 
 
 def runtime_of(context: KernelContext) -> Runtime:
-    """The rank's runtime: made for the first kernel that asks, shared by all; its threads end with ``context.shared``."""
+    """The rank's runtime: made for the first kernel that asks, shared by all; its threads end with ``context.shared``.
+
+    Torch is left with one thread: OpenMP's workers spin for milliseconds after each of its operations and would take the processors from the runtime's.
+    """
     runtime = context.shared.get(_SHARED_KEY)
     if not isinstance(runtime, Runtime):
         threads = int(context.options.get("threads", 0)) or max(1, context.threads)
+        torch.set_num_threads(1)
         runtime = Runtime(threads, str(context.options.get("isa", "")))
         context.shared[_SHARED_KEY] = runtime
     return runtime

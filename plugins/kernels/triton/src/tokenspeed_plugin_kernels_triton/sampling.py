@@ -1,4 +1,4 @@
-"""Greedy choice on the device: two passes over the vocabulary, so that one row still uses the whole chip."""
+"""Choices over logits on the device, and what may be chosen at all. Greedy takes two passes over the vocabulary, so that one row still uses the whole chip."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["argmax"]
+__all__ = ["apply_bitmask", "argmax"]
 
 
 @triton.jit
@@ -46,3 +46,25 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     _partial[(rows, parts)](logits, val, idx, vocab, logits.stride(0), parts, BLOCK=block, num_warps=4)
     _final[(rows,)](val, idx, out, parts, BLOCK=triton.next_power_of_2(parts), num_warps=4)
     return out
+
+
+@triton.jit
+def _mask(x_ptr, bits_ptr, rows_ptr, V, stride, words, BLOCK: tl.constexpr):
+    item, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows_ptr + item)
+    offs = part * BLOCK + tl.arange(0, BLOCK)
+    inside = offs < V
+    word = tl.load(bits_ptr + item * words + offs // 32, mask=inside, other=0)
+    denied = ((word >> (offs % 32)) & 1) == 0
+    # Nothing is read: only what is not allowed is written.
+    tl.store(x_ptr + row * stride + offs, tl.full((BLOCK,), -float("inf"), tl.float32), mask=inside & denied)
+
+
+def apply_bitmask(logits: torch.Tensor, bits: torch.Tensor, rows: torch.Tensor) -> None:
+    """Set logits (R, V), row stride allowed, of ``rows`` (n) int64 to -inf in place where ``bits`` (n, ceil(V / 32)) int32 has a 0."""
+    count, vocab = len(rows), logits.shape[1]
+    if count == 0:
+        return
+    block = 4096
+    grid = (count, triton.cdiv(vocab, block))
+    _mask[grid](logits, bits, rows, vocab, logits.stride(0), bits.shape[1], BLOCK=block, num_warps=4)

@@ -12,7 +12,11 @@ MAX_ROWS = 32
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """Rows are padded to ``bm`` (1: the register kernel); ``bn`` weight rows and ``bk`` columns a tile; K is cut in ``split_k`` pieces."""
+    """Rows are padded to ``bm`` (1: the register kernels); ``bn`` weight rows and ``bk`` columns a tile; K is cut in ``split_k`` pieces.
+
+    ``ahead``: tiles of weights that are asked for before they are needed, in registers (``bm`` 1: 0 or 1) or in the L2 cache. ``programs``: of each
+    multiprocessor, for the kernel whose programs walk over the rows; 0 is any other.
+    """
 
     bm: int
     bn: int
@@ -20,6 +24,8 @@ class GemmConfig:
     split_k: int
     warps: int
     stages: int
+    ahead: int = 0
+    programs: int = 0
 
 
 def gemm_config(m: int, n: int, k: int) -> GemmConfig:

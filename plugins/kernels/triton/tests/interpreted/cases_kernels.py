@@ -17,6 +17,10 @@ def seeded():
     [
         (1, 96, 512, GemmConfig(1, 16, 128, 1, 4, 2)),
         (1, 100, 520, GemmConfig(1, 16, 128, 2, 4, 2)),
+        (1, 100, 520, GemmConfig(1, 8, 1024, 1, 4, 1)),
+        (1, 96, 512, GemmConfig(1, 16, 128, 1, 4, 1, ahead=1)),
+        (1, 100, 520, GemmConfig(1, 16, 128, 2, 4, 1, ahead=1)),
+        (1, 100, 520, GemmConfig(1, 2, 1, 1, 4, 1, programs=3)),
         (8, 100, 520, GemmConfig(16, 32, 64, 2, 4, 2)),
         (3, 64, 256, GemmConfig(16, 32, 64, 4, 4, 2)),
         (17, 33, 48, GemmConfig(32, 16, 32, 1, 4, 2)),
@@ -34,7 +38,12 @@ def test_small_gemm_equals_linear_with_tails_splits_and_bias(m, n, k, config, bi
 
 @pytest.mark.parametrize(
     ("m", "n", "k", "config"),
-    [(1, 96, 512, GemmConfig(1, 16, 128, 1, 4, 2)), (1, 50, 200, GemmConfig(1, 16, 128, 1, 4, 2))],
+    [
+        (1, 96, 512, GemmConfig(1, 16, 128, 1, 4, 2)),
+        (1, 50, 200, GemmConfig(1, 16, 128, 1, 4, 2)),
+        (1, 50, 200, GemmConfig(1, 16, 64, 1, 4, 1, ahead=1)),
+        (1, 50, 200, GemmConfig(1, 4, 1, 1, 4, 1, programs=2)),
+    ],
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_gated_product_equals_the_product_and_its_activation(m, n, k, config, bias):
@@ -154,3 +163,18 @@ def test_argmax_takes_the_lowest_of_equals_and_reports_nan_rows():
     logits[3] = -torch.inf
     ids = sampling.argmax(logits)
     assert ids.tolist() == [int(logits[0].argmax()), 7, -1, 0]
+
+
+@pytest.mark.parametrize(("rows", "vocab", "index"), [(1, 32, [0]), (5, 301, [4, 0, 2]), (3, 9000, [0, 2])])
+def test_a_bitmask_denies_tokens_of_its_rows_and_touches_nothing_else(rows, vocab, index):
+    wide = torch.randn(rows, vocab + 9)
+    logits = wide[:, :vocab]
+    bits = torch.randint(-(2**31), 2**31, (len(index), -(-vocab // 32))).to(torch.int32)
+    bits[0, 0] = -(2**31)  # the sign bit alone
+    expected = wide.clone()
+    for item, row in enumerate(index):
+        for token in range(vocab):
+            if not int(bits[item, token // 32]) >> (token % 32) & 1:
+                expected[row, token] = -torch.inf
+    sampling.apply_bitmask(logits, bits, torch.tensor(index))
+    assert torch.equal(wide, expected)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tokenspeed.interfaces.parsing import ElementParser, ElementSyntax
+from tokenspeed.interfaces.parsing import ElementParser, ElementSyntax, structural
 
 __all__ = ["DsmlToolParser"]
 
 _OPEN, _CLOSE = "<｜DSML｜", "</｜DSML｜"
+
+#: Names of arguments that a grammar may lead to: what the parser reads back.
+_KEY = re.compile(r"[^\"<>\n]+")
 
 
 class DsmlToolParser(ElementParser):
@@ -29,3 +34,22 @@ class DsmlToolParser(ElementParser):
     )
     needs_special_tokens = True
     announcements = (*syntax.wrapper_begin, syntax.call_begin)
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        return structural.calls(
+            structural.functions(tools, names, keys=_KEY),
+            lambda name, parameters: structural.tag(
+                f'{_OPEN}invoke name="{name}">\n',
+                structural.schema(parameters, "deepseek_xml"),
+                f"{_CLOSE}invoke>",
+            ),
+            required=required,
+            parallel=parallel,
+            separator="\n",
+            trigger=f"{_OPEN}function_calls>",
+            section=(f"{_OPEN}function_calls>\n", f"\n{_CLOSE}function_calls>"),
+            excludes=(f"{_OPEN}tool_calls>", f"{_OPEN}invoke"),
+        )

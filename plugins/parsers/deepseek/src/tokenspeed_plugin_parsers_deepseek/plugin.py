@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenspeed.plugins import hookimpl
-from tokenspeed.plugins.specs import ReasoningParserSpec, ToolParserSpec
+from tokenspeed.plugins.specs import ReasoningParserSpec, RendererSpec, ToolParserSpec
 
 _REASONING = "tokenspeed_plugin_parsers_deepseek.reasoning:DeepSeekReasoningParser"
 _TOOLS = "tokenspeed_plugin_parsers_deepseek.tools"
@@ -32,4 +32,16 @@ def tokenspeed_tool_parsers() -> list[ToolParserSpec]:
         ToolParserSpec(
             name="deepseek_v32", target=_DSML, aliases=("deepseek32", "deepseekv32", "deepseek_v4", "deepseek_dsml")
         ),
+    ]
+
+
+@hookimpl
+def tokenspeed_renderers() -> list[RendererSpec]:
+    """V3.2 brings no chat template."""
+    return [
+        RendererSpec(
+            name="deepseek_v32",
+            target="tokenspeed_plugin_parsers_deepseek.renderer:DeepSeekV32Renderer",
+            aliases=("deepseek32", "deepseekv32"),
+        )
     ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tokenspeed.interfaces.parsing import MarkedJsonParser, MarkedSyntax
+from tokenspeed.interfaces.parsing import MarkedJsonParser, MarkedSyntax, structural
 
 __all__ = ["DeepSeekV3ToolParser", "DeepSeekV31ToolParser"]
 
@@ -18,6 +20,30 @@ class _DeepSeekToolParser(MarkedJsonParser):
     syntax = MarkedSyntax(begin=_BEGIN, end=_END, around=_AROUND, separators=_SEPARATORS, header=re.compile(""))
     needs_special_tokens = True
     announcements = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+
+    #: What stands between the markers of a call and its name, and around its arguments.
+    before_name: str
+    before_arguments: str
+    behind_arguments: str
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        return structural.calls(
+            structural.functions(tools, names),
+            lambda name, parameters: structural.tag(
+                f"{_BEGIN[0]}{cls.before_name}{name}{cls.before_arguments}",
+                structural.schema(parameters),
+                f"{cls.behind_arguments}{_END[0]}",
+            ),
+            required=required,
+            parallel=parallel,
+            separator="\n",
+            trigger=_AROUND[0],
+            section=_AROUND[:2],
+            excludes=_BEGIN,
+        )
 
     def identify(self, header: re.Match[str]) -> tuple[str, str | None]:
         return header["name"].strip(), None
@@ -33,6 +59,7 @@ class DeepSeekV3ToolParser(_DeepSeekToolParser):
         separators=_SEPARATORS,
         header=re.compile(r"\s*\w*\s*<｜tool▁sep｜>(?P<name>[^\n`<]+)\s*(?:```(?:json)?\s*)?"),
     )
+    before_name, before_arguments, behind_arguments = f"function{_SEPARATORS[0]}", "\n```json\n", "\n```"
 
 
 class DeepSeekV31ToolParser(_DeepSeekToolParser):
@@ -45,3 +72,4 @@ class DeepSeekV31ToolParser(_DeepSeekToolParser):
         separators=_SEPARATORS,
         header=re.compile(r"\s*(?P<name>[^\n<]+)<｜tool▁sep｜>\s*"),
     )
+    before_name, before_arguments, behind_arguments = "", _SEPARATORS[0], ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenspeed.interfaces.parser import ParserContext
-from tokenspeed.interfaces.parsing import ArgumentWriter, Markers, StateMachine, ToolSchemas
+from tokenspeed.interfaces.parsing import ArgumentWriter, Markers, StateMachine, ToolSchemas, structural
 
 __all__ = ["GlmToolParser"]
 
@@ -14,8 +16,12 @@ _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "
 _TURNS = ("<|observation|>", "<|user|>", "<|endoftext|>")
 _MARKERS = Markers((_BEGIN, _END, _KEY, _KEY_END, _VALUE, _VALUE_END, *_TURNS))
 _VALUE_ENDS = Markers((_VALUE_END, _KEY, _END))
+_EXACT_ENDS = Markers((_VALUE_END,))
 _NAME = re.compile(r"""\s*(?P<name>[^\s<>{}\[\]"']+)\s*""")
 _MAX_HEADER = 1024
+
+#: Names of arguments that a grammar may lead to: what the parser reads back.
+_ARGUMENT = re.compile(r"[^\s<>](?:[^<>\n]*[^\s<>])?")
 
 
 class GlmToolParser(StateMachine):
@@ -35,6 +41,19 @@ class GlmToolParser(StateMachine):
         self._header: list[str] = []
         self._size = 0
         self._key = ""
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        return structural.calls(
+            structural.functions(tools, names, keys=_ARGUMENT),
+            lambda name, parameters: structural.tag(f"{_BEGIN}{name}", structural.schema(parameters, "glm_xml"), _END),
+            required=required,
+            parallel=parallel,
+            separator="\n",
+            trigger=_BEGIN,
+        )
 
     def on_text(self) -> bool:
         text, marker = self.scan.until(_MARKERS)
@@ -113,7 +132,7 @@ class GlmToolParser(StateMachine):
         return bool(marker)
 
     def on_value(self) -> bool:
-        text, marker = self.scan.until(_VALUE_ENDS)
+        text, marker = self.scan.until(_EXACT_ENDS if self.ctx.constrained else _VALUE_ENDS)
         self._writer.value(text)
         if not marker:
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tokenspeed.plugins import hookimpl
-from tokenspeed.plugins.specs import ReasoningParserSpec, ToolParserSpec
+from tokenspeed.plugins.specs import ReasoningParserSpec, RendererSpec, ToolParserSpec
 
 _PARSERS = "tokenspeed_plugin_parsers_gpt_oss.parsers"
 
@@ -23,4 +23,16 @@ def tokenspeed_tool_parsers() -> list[ToolParserSpec]:
     """Harmony recipients."""
     return [
         ToolParserSpec(name="gpt_oss", target=f"{_PARSERS}:HarmonyToolParser", aliases=("gpt-oss", "harmony", "openai"))
+    ]
+
+
+@hookimpl
+def tokenspeed_renderers() -> list[RendererSpec]:
+    """Harmony prompts."""
+    return [
+        RendererSpec(
+            name="gpt_oss",
+            target="tokenspeed_plugin_parsers_gpt_oss.renderer:HarmonyRenderer",
+            aliases=("gpt-oss", "harmony"),
+        )
     ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenspeed.interfaces.parser import ParserContext
-from tokenspeed.interfaces.parsing import JsonCall, Progress, StateMachine
+from tokenspeed.interfaces.parsing import JsonCall, Progress, StateMachine, structural
 from tokenspeed.interfaces.parsing.scanner import Markers
 
 __all__ = ["HermesToolParser"]
@@ -31,6 +33,21 @@ class HermesToolParser(StateMachine):
         self._call = JsonCall()
         self._raw: list[str] = []  # text of the call so far, should it become content
         self._told = False
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        return structural.calls(
+            structural.functions(tools, names),
+            lambda name, parameters: structural.tag(
+                f'{_BEGIN}\n{{"name": "{name}", "arguments": ', structural.schema(parameters), f"}}\n{_END}"
+            ),
+            required=required,
+            parallel=parallel,
+            separator="\n",
+            trigger=_BEGIN,
+        )
 
     def on_text(self) -> bool:
         text, marker = self.scan.until(_MARKERS)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenspeed.interfaces.parser import ParserContext
-from tokenspeed.interfaces.parsing import MarkedJsonParser, MarkedSyntax
+from tokenspeed.interfaces.parsing import MarkedJsonParser, MarkedSyntax, structural
 
 __all__ = ["KimiK2ToolParser"]
 
@@ -36,6 +38,28 @@ class KimiK2ToolParser(MarkedJsonParser):
     )
     needs_special_tokens = True
     announcements = (*syntax.begin, "<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        index = {"type": "regex", "pattern": "[0-9]{1,4}"}
+        (begin,), (end,), (separator,) = cls.syntax.begin, cls.syntax.end, cls.syntax.separators
+        section = cls.syntax.around[:2]
+        return structural.calls(
+            structural.functions(tools, names),
+            lambda name, parameters: structural.tag(
+                f"{begin}functions.{name}:",
+                structural.sequence(index, structural.const(separator), structural.schema(parameters)),
+                end,
+            ),
+            required=required,
+            parallel=parallel,
+            separator="",
+            trigger=section[0],
+            section=(section[0], section[1]),
+            excludes=(begin, cls.syntax.around[2]),
+        )
 
     def __init__(self, ctx: ParserContext) -> None:
         super().__init__(ctx)

@@ -11,4 +11,5 @@ class LlamaJsonToolParser(BareJsonParser):
     """``{"name": .., "parameters": {..}}``, separated by ``;`` or line breaks; ``arguments`` is read as well."""
 
     around = ("<|python_tag|>", "<|eom_id|>", "<|eot_id|>")
+    arguments_key = "parameters"
     needs_special_tokens = True

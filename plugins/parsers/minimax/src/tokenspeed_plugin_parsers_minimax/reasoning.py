@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenspeed.interfaces.parsing import TagReasoningParser
 from tokenspeed.interfaces.reasoning import ReasoningContext, ReasoningDelta, ReasoningParser
@@ -21,11 +22,15 @@ class MiniMaxAppendThinkParser(ReasoningParser):
     """
 
     markers = MiniMaxReasoningParser.markers
+    end_marker = MiniMaxReasoningParser.end_marker
 
     def __init__(self, ctx: ReasoningContext) -> None:
         super().__init__(ctx)
         self._tags = MiniMaxReasoningParser(ctx)
         self._missing = "<think>\n" if self._tags.inside else ""
+
+    def answer_format(self, answer: Mapping[str, Any], token_ids: Mapping[str, int]) -> Mapping[str, Any]:
+        return self._tags.answer_format(answer, token_ids)
 
     @property
     def inside(self) -> bool:

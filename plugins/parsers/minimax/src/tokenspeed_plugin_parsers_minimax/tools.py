@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tokenspeed.interfaces.parsing import ElementParser, ElementSyntax
+from tokenspeed.interfaces.parsing import ElementParser, ElementSyntax, structural
 
 __all__ = ["MiniMaxToolParser"]
+
+#: Names of arguments that a grammar may lead to: what the parser reads back.
+_KEY = re.compile(r"[^\"<>\n]+")
 
 
 class MiniMaxToolParser(ElementParser):
@@ -28,3 +33,19 @@ class MiniMaxToolParser(ElementParser):
     )
     needs_special_tokens = True
     announcements = ("<minimax:tool_call>",)
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        return structural.calls(
+            structural.functions(tools, names, keys=_KEY),
+            lambda name, parameters: structural.tag(
+                f'<invoke name="{name}">\n', structural.schema(parameters, "minimax_xml"), "</invoke>"
+            ),
+            required=required,
+            parallel=parallel,
+            separator="\n",
+            trigger="<minimax:tool_call>",
+            section=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+        )

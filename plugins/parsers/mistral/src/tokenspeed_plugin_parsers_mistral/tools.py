@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import string
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenspeed.interfaces.parser import ParserContext
-from tokenspeed.interfaces.parsing import SPACE, JsonCall, MarkedJsonParser, MarkedSyntax, Progress
+from tokenspeed.interfaces.parsing import SPACE, JsonCall, MarkedJsonParser, MarkedSyntax, Progress, structural
 
 __all__ = ["MistralToolParser"]
 
@@ -49,6 +51,49 @@ class MistralToolParser(MarkedJsonParser):
         super().__init__(ctx)
         self._call = JsonCall()
         self._told = False
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        """Either form, as the model knows it: which one its tokenizer goes with cannot be told from here."""
+        begin, arguments = cls.syntax.begin[0], cls.syntax.separators[1]
+        called = structural.functions(tools, names)
+        row = {"separator": "", "at_least_one": True, "stop_after_first": not parallel}
+        array = structural.tag(
+            f"{begin}",
+            structural.sequence(
+                {"type": "regex", "pattern": r" ?\["},
+                {
+                    **row,
+                    "type": "tags_with_separator",
+                    "tags": [
+                        structural.tag(f'{{"name": "{name}", "arguments": ', structural.schema(parameters), "}")
+                        for name, parameters in called
+                    ],
+                    "separator": ", ",
+                },
+            ),
+            "]",
+        )
+        named = [
+            structural.tag(f"{begin}{name}{arguments}", structural.schema(parameters), "")
+            for name, parameters in called
+        ]
+        if required:
+            return structural.structural_tag(
+                structural.one_of(array, {**row, "type": "tags_with_separator", "tags": named})
+            )
+        return structural.structural_tag(
+            {
+                "type": "triggered_tags",
+                "triggers": [begin],
+                "tags": [array, *named],
+                "at_least_one": False,
+                "stop_after_first": not parallel,
+                "excludes": [],
+            }
+        )
 
     def identify(self, header: re.Match[str]) -> tuple[str, str | None]:
         return header["name"], self._id(header["id"])

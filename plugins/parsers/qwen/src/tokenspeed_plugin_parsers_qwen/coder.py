@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tokenspeed.interfaces.parsing import ElementParser, ElementSyntax
+from tokenspeed.interfaces.parsing import ElementParser, ElementSyntax, structural
 
 __all__ = ["QwenCoderToolParser"]
+
+#: Names of arguments that a grammar may lead to: what the parser reads back.
+_KEY = re.compile(r"[^\s=<>\"][^=<>\"\n]*")
 
 
 class QwenCoderToolParser(ElementParser):
@@ -26,3 +31,21 @@ class QwenCoderToolParser(ElementParser):
         unclosed=True,
     )
     announcements = ("<tool_call>", "<function=")
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        return structural.calls(
+            structural.functions(tools, names, keys=_KEY),
+            lambda name, parameters: structural.tag(
+                f"<tool_call>\n<function={name}>",
+                structural.schema(parameters, "qwen_xml"),
+                "</function>\n</tool_call>",
+            ),
+            required=required,
+            parallel=parallel,
+            separator="\n",
+            trigger="<tool_call>",
+            excludes=("<function=",),
+        )

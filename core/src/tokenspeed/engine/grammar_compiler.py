@@ -1,0 +1,238 @@
+"""Compiles grammars off the loop: a queue, a thread, and a child process that is killed where it takes too long."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition, Thread
+
+import msgspec
+
+from tokenspeed.engine.grammar_worker import CompileJob, CompileReply, WorkerStart, read_frame, write_frame
+from tokenspeed.errors import GrammarError
+from tokenspeed.interfaces.grammar import GrammarRequest
+
+__all__ = ["Compiled", "GrammarCompiler"]
+
+#: Grammars that wait for the process at most.
+_MAX_QUEUE = 256
+#: How long the process may take to import the backend and read the vocabulary.
+_START_S = 300.0
+#: Wall time beside which a compilation's processor time counts: on a machine that is busy with its engine the process hardly runs.
+_PATIENCE = 6.0
+_LOOK_S = 0.05
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What became of one grammar: ``data``, or ``error``. ``lasting`` errors are the grammar's own and come again; ``seconds`` in the process."""
+
+    key: bytes
+    data: bytes = b""
+    error: GrammarError | None = None
+    lasting: bool = False
+    seconds: float = 0.0
+
+
+class GrammarCompiler:
+    """One child process for all grammars, started with the first one and again after it died.
+
+    Args:
+        start: what the process makes its backend from.
+        prepare: called in the thread with key and bytes of each result, so that what it costs to read them is not the loop's.
+        command: another process than ``grammar_worker``.
+    """
+
+    def __init__(
+        self,
+        start: WorkerStart,
+        *,
+        prepare: Callable[[bytes, bytes], object],
+        command: Sequence[str] = (sys.executable, "-m", "tokenspeed.engine.grammar_worker"),
+    ) -> None:
+        self._start = start
+        self._prepare = prepare
+        self._command = list(command)
+        self._jobs: deque[tuple[bytes, GrammarRequest]] = deque()
+        self._done: deque[Compiled] = deque()
+        self._changed = Condition()
+        self._closed = False
+        self._thread: Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; ``None`` where none runs."""
+        return self._process.pid if self._process is not None else None
+
+    def submit(self, key: bytes, request: GrammarRequest) -> None:
+        """Queue a grammar.
+
+        Raises:
+            GrammarError: too many wait (status 503).
+        """
+        with self._changed:
+            if len(self._jobs) >= _MAX_QUEUE:
+                raise GrammarError(
+                    f"{_MAX_QUEUE} grammars wait to be compiled; try again later", param="grammar", status=503
+                )
+            self._jobs.append((key, request))
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="grammar compiler", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def withdraw(self, key: bytes) -> None:
+        """Nobody waits for ``key`` any more: leave it out where it has not begun."""
+        with self._changed:
+            self._jobs = deque(job for job in self._jobs if job[0] != key)
+
+    def results(self) -> list[Compiled]:
+        """What has ended since the last call; does not wait."""
+        return [self._done.popleft() for _ in range(len(self._done))]
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._done) or self._closed, timeout_s)
+
+    def close(self) -> None:
+        """End the process and the thread; grammars that still wait get no answer."""
+        with self._changed:
+            self._closed = True
+            self._jobs.clear()
+            process = self._process
+            if process is not None:
+                process.kill()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._end()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._jobs) or self._closed)
+                if self._closed:
+                    return
+                key, request = self._jobs.popleft()
+            began = time.monotonic()
+            try:
+                data = self._compile(request)
+                self._prepare(key, data)
+                result = Compiled(key=key, data=data, seconds=time.monotonic() - began)
+            except _RefusedError as error:
+                result = Compiled(key=key, error=error, lasting=True, seconds=time.monotonic() - began)
+            except GrammarError as error:
+                result = Compiled(key=key, error=error, seconds=time.monotonic() - began)
+            except Exception as error:  # reading what was compiled: the engine goes on
+                text = f"the compiled grammar cannot be read: {type(error).__name__}: {error}"
+                result = Compiled(key=key, error=GrammarError(text, status=503), seconds=time.monotonic() - began)
+            with self._changed:
+                self._done.append(result)
+                self._changed.notify_all()
+
+    def _compile(self, request: GrammarRequest) -> bytes:
+        """Ask the process; raises ``GrammarError``."""
+        process = self._running()
+        assert process.stdin is not None, "it was started with pipes"
+        try:
+            write_frame(process.stdin, CompileJob(request.kind, request.value))
+        except OSError:
+            raise self._death(process) from None
+        limit = self._start.compile_s
+        try:
+            reply = self._reply(process, limit, limit * _PATIENCE)
+        except _OutOfTimeError:
+            reply = None
+        if reply is None:
+            self._end()
+            raise _RefusedError(f"the grammar takes longer than {limit:g} s to compile; make it smaller")
+        if reply.error:
+            what = "cannot be compiled" if reply.internal else "cannot be used"
+            raise _RefusedError(f"the grammar {what}: {reply.error}")
+        return reply.compiled
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        with self._changed:
+            if self._closed:
+                raise GrammarError("the engine ends", status=503)
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+            )
+            self._process = process
+        assert process.stdin is not None, "it was started with pipes"
+        try:
+            write_frame(process.stdin, self._start)
+        except OSError:
+            raise self._death(process) from None
+        if self._reply(process, _START_S, _START_S) is None:
+            self._end()
+            raise GrammarError(f"the process that compiles grammars was not ready after {_START_S:g} s", status=503)
+        return process
+
+    def _reply(self, process: subprocess.Popen[bytes], limit_s: float, patience_s: float) -> CompileReply | None:
+        """The next reply; ``None`` past so much processor time, or wall time. Raises ``GrammarError`` where the process dies."""
+        assert process.stdout is not None, "it was started with pipes"
+        began_s, began_cpu = time.monotonic(), _cpu_seconds(process.pid)
+        while not select.select([process.stdout], [], [], _LOOK_S)[0]:
+            wall_s = time.monotonic() - began_s
+            cpu_s = _cpu_seconds(process.pid) - began_cpu if began_cpu >= 0 else wall_s
+            if cpu_s > limit_s or wall_s > patience_s:
+                return None
+        frame = read_frame(process.stdout)
+        if not frame:
+            raise self._death(process)
+        return msgspec.msgpack.decode(frame, type=CompileReply)
+
+    def _death(self, process: subprocess.Popen[bytes]) -> GrammarError:
+        status = process.wait()
+        self._end()
+        if status == -signal.SIGXCPU:
+            return _OutOfTimeError("its time was over")
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return GrammarError(f"the process that compiles grammars {how}; the engine goes on, try again", status=503)
+
+    def _end(self) -> None:
+        """Kill the process and forget it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:  # bytes that could not be sent
+                    continue
+
+
+class _OutOfTimeError(GrammarError):
+    """The process ended itself past its time."""
+
+
+class _RefusedError(GrammarError):
+    """The grammar's own fault."""
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Processor time of a process, all its threads; -1 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+    except (OSError, ValueError, IndexError):
+        return -1.0

@@ -1,0 +1,84 @@
+"""From an assembly to its grammar backend: on every rank one that follows grammars, on rank 0 a process that compiles them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from tokenspeed.engine.assembly import Assembly
+from tokenspeed.engine.end_tokens import end_token_ids
+from tokenspeed.engine.grammar_compiler import GrammarCompiler
+from tokenspeed.engine.grammar_worker import WorkerStart, backend_from
+from tokenspeed.engine.grammars import Grammars
+from tokenspeed.errors import ConfigError, ModelError
+from tokenspeed.interfaces.grammar import GrammarLimits
+from tokenspeed.runtime.grammar import GrammarStore, SlotGrammars
+from tokenspeed.weights.vocabulary import read_vocabulary
+
+__all__ = ["GrammarParts", "build_grammars", "load_grammar_parts"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarParts:
+    """What one rank follows grammars with; ``reason`` says why there is nothing, empty where no backend was chosen."""
+
+    start: WorkerStart | None = None
+    store: GrammarStore | None = None
+    reason: str = ""
+
+    def for_slots(self, max_slots: int) -> SlotGrammars | None:
+        """Matchers by slot."""
+        if self.start is None or self.store is None:
+            return None
+        return SlotGrammars(
+            self.store, max_slots=max_slots, vocab_size=self.start.vocab_size, stop_ids=self.start.stop_token_ids
+        )
+
+
+def load_grammar_parts(assembly: Assembly, *, vocab_size: int) -> GrammarParts:
+    """The backend of the plan.
+
+    Raises:
+        ConfigError: it was named by a flag, and the vocabulary that it needs is not to be had.
+    """
+    spec = assembly.grammar_backend
+    if spec is None:
+        return GrammarParts()
+    config = assembly.config
+    path = None if config.skip_tokenizer_init else config.tokenizer or assembly.model.tokenizer_path
+    try:
+        if path is None:
+            raise ModelError("no tokenizer is loaded (--skip-tokenizer-init)")
+        vocabulary = read_vocabulary(path)
+    except ModelError as error:
+        reason = f"requests with a grammar are refused: {error}"
+        if assembly.choices["grammar_backend"].why.startswith("--grammar-backend"):
+            raise ConfigError(f"--grammar-backend {spec.name}: {error}") from error
+        _log.warning("%s", reason[0].upper() + reason[1:])
+        return GrammarParts(reason=reason)
+    limits = GrammarLimits()
+    start = WorkerStart(
+        target=spec.target,
+        vocabulary=list(vocabulary.pieces[:vocab_size]),
+        vocab_size=vocab_size,
+        stop_token_ids=tuple(sorted(end_token_ids(assembly.model.config, assembly.model.generation))),
+        special_token_ids={text: token for text, token in vocabulary.special.items() if token < vocab_size},
+        options=dict(assembly.options_of("grammar_backend")),
+        value_bytes=limits.value_bytes,
+        compiled_bytes=limits.compiled_bytes,
+        compile_s=limits.compile_s,
+    )
+    return GrammarParts(start=start, store=GrammarStore(backend_from(start)))
+
+
+def build_grammars(parts: GrammarParts) -> Grammars:
+    """Where rank 0's requests wait for their grammars."""
+    if parts.start is None or parts.store is None:
+        return Grammars(reason=parts.reason) if parts.reason else Grammars()
+    return Grammars(
+        GrammarCompiler(parts.start, prepare=parts.store.get),
+        limits=GrammarLimits(value_bytes=parts.start.value_bytes),
+        stop_ids=parts.start.stop_token_ids,
+    )

@@ -1,0 +1,238 @@
+"""One thread, one store object, and a clock on every call: what hangs is left behind, what fails is tried again later and not by a request.
+
+States: *up* takes calls. A call that raises or passes its deadline makes the lane *down*: calls are refused at once, until a probe that the lane sends by
+itself, after a pause that grows, is answered in time. A thread that hangs cannot be ended; it keeps its store and its staging memory, which nobody else
+touches, and the probe goes to a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenspeed.errors import ConfigError
+from tokenspeed.interfaces.kvstore import KVStore
+
+__all__ = ["LaneStats", "MakeStore", "StoreLane", "Turn", "aligned_memory"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Makes a store over staging memory of its own.
+MakeStore = Callable[[npt.NDArray[np.uint8]], KVStore]
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+#: Threads that may hang at once: a store that swallows every probe must not fill the process.
+_HANGING = 4
+_PAGE = 4096
+
+
+def aligned_memory(size: int) -> npt.NDArray[np.uint8]:
+    """``size`` bytes of host memory that begin at a page of the system, as registered memory must."""
+    raw = np.empty(size + _PAGE, dtype=np.uint8)
+    skip = -raw.ctypes.data % _PAGE
+    return raw[skip : skip + size]
+
+
+@dataclass
+class LaneStats:
+    """What happened to calls; cumulative. ``bypassed`` were refused because the store was down."""
+
+    calls: int = 0
+    failures: int = 0
+    timeouts: int = 0
+    bypassed: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class _Call:
+    run: Callable[[Turn], Any]
+    done: threading.Event = field(default_factory=threading.Event)
+    given_up: bool = False
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a call works with, on the lane's thread."""
+
+    store: KVStore
+    staging: npt.NDArray[np.uint8]
+    _call: _Call
+
+    @property
+    def wanted(self) -> bool:
+        """Whether someone still waits: while this is true, so was everything that the call has read of the caller's."""
+        return not self._call.given_up
+
+
+class _Worker:
+    """A thread with its own store, made on the thread by its first call."""
+
+    def __init__(self, make: MakeStore, staging_bytes: int, name: str) -> None:
+        self._make = make
+        self._staging_bytes = staging_bytes
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self.store: KVStore | None = None
+        # A daemon: one that hangs in its store must not keep the process from ending.
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def post(self, call: _Call) -> None:
+        self._calls.put(call)
+
+    def end(self) -> None:
+        """Close the store and end the thread, once what it does now has ended."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        staging = aligned_memory(self._staging_bytes)
+        while (call := self._calls.get()) is not None:
+            try:
+                if self.store is None:
+                    self.store = self._make(staging)
+                call.result = call.run(Turn(self.store, staging, call))
+            except BaseException as error:  # a plugin may raise anything
+                call.error = error
+            call.done.set()
+        if self.store is not None:
+            try:
+                self.store.close()
+            except Exception as error:
+                _log.warning("Closing a KV store failed: %s: %s", type(error).__name__, error)
+
+
+class StoreLane:
+    """Calls a store within deadlines. ``call`` comes from one thread at a time; the properties may be read from any.
+
+    Args:
+        make: makes the store.
+        staging_bytes: memory for the frames of one call.
+        probe: a call that shows whether the store answers.
+        timeout_s: deadline of opening and of probes.
+    """
+
+    def __init__(
+        self, make: MakeStore, *, name: str, staging_bytes: int, probe: Callable[[KVStore], Any], timeout_s: float
+    ) -> None:
+        self.name = name
+        self.stats = LaneStats()
+        self._make = make
+        self._staging_bytes = staging_bytes
+        self._probe = probe
+        self._timeout_s = timeout_s
+        self._worker: _Worker | None = None
+        self._hanging: list[_Worker] = []
+        self._down = False
+        self._pause_s = _FIRST_PAUSE_S
+        self._probe_at_s = 0.0
+        self._probing: tuple[_Call, float] | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether calls are taken."""
+        return not self._down
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The store's own."""
+        store = self._worker.store if self._worker else None
+        return dict(store.counters) if store is not None else {}
+
+    def open(self) -> None:
+        """Make the store and see whether it answers.
+
+        Raises:
+            ConfigError: what the store's constructor says a user must change.
+        """
+        call = self._post(lambda turn: self._probe(turn.store))
+        if call.done.wait(self._timeout_s) and isinstance(call.error, ConfigError):
+            raise call.error
+        self._settle(call)
+
+    def call(self, run: Callable[[Turn], T], timeout_s: float) -> T | None:
+        """The result of ``run``; ``None`` where it failed, took longer, the store is down, or no time is left to begin."""
+        if timeout_s <= 0:
+            return None
+        if self._down and not self._recovered():
+            self.stats.bypassed += 1
+            return None
+        began = time.monotonic()
+        call = self._post(run)
+        call.done.wait(timeout_s)
+        self.stats.calls += 1
+        self.stats.seconds += time.monotonic() - began
+        return call.result if self._settle(call) else None
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread; waits for the store's ``close`` at most so long."""
+        for worker in [*self._hanging, *([self._worker] if self._worker else [])]:
+            worker.end()
+        if self._worker is not None:
+            self._worker.thread.join(timeout_s)
+        self._worker = None
+
+    def _post(self, run: Callable[[Turn], Any]) -> _Call:
+        if self._worker is None:
+            self._worker = _Worker(self._make, self._staging_bytes, f"kvstore {self.name}")
+        call = _Call(run)
+        self._worker.post(call)
+        return call
+
+    def _settle(self, call: _Call) -> bool:
+        """Whether ``call`` went well; otherwise the lane is down from now on."""
+        if call.done.is_set():
+            if call.error is None:
+                return True
+            self.stats.failures += 1
+            self._fall(f"{type(call.error).__name__}: {call.error}")
+            return False
+        call.given_up = True
+        self.stats.timeouts += 1
+        self._abandon()
+        self._fall("no answer by the deadline")
+        return False
+
+    def _abandon(self) -> None:
+        """The worker hangs in its store: what it returns in the end is for nobody."""
+        if self._worker is not None:
+            self._worker.end()
+            self._hanging.append(self._worker)
+            self._worker = None
+
+    def _fall(self, reason: str) -> None:
+        if not self._down:
+            _log.warning("KV store (%s): %s; it is bypassed until it answers again", self.name, reason)
+        self._down = True
+        self._probe_at_s = time.monotonic() + self._pause_s
+        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _recovered(self) -> bool:
+        """Send a probe when one is due, look at the one that was sent; never waits."""
+        now = time.monotonic()
+        if self._probing is None:
+            self._hanging = [worker for worker in self._hanging if worker.thread.is_alive()]
+            if now >= self._probe_at_s and len(self._hanging) < _HANGING:
+                self._probing = (self._post(lambda turn: self._probe(turn.store)), now + self._timeout_s)
+            return False
+        call, until = self._probing
+        if not call.done.is_set() and now < until:
+            return False
+        self._probing = None
+        if not self._settle(call):
+            return False
+        _log.warning("KV store (%s): it answers again", self.name)
+        self._down, self._pause_s = False, _FIRST_PAUSE_S
+        return True

@@ -1,0 +1,246 @@
+"""What a request's tokens are held to: its answer's form, its tools' calls, or both, as the ``Grammar`` that the engine applies.
+
+The grammar backend's own checker runs here, before the engine is asked, so that what cannot be enforced is a 400 that names the field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenspeed.errors import GrammarError, RequestError
+from tokenspeed.interfaces.parser import ToolParser
+from tokenspeed.interfaces.parsing import structural
+from tokenspeed.interfaces.reasoning import ReasoningParser
+from tokenspeed.messages import Grammar
+from tokenspeed.serving.protocol.sampling import SamplingFields
+from tokenspeed.serving.protocol.structured import Answer
+from tokenspeed.serving.protocol.tool_choice import ToolChoice
+
+__all__ = ["CheckedBefore", "Constraint", "GrammarChecker", "answer_grammar", "chat_grammar", "check_fields"]
+
+#: ``(kind, value) -> None``; raises ``GrammarError``. ``None`` in its place: there is no grammar backend.
+GrammarChecker = Callable[[str, str], None]
+
+_ANY_OBJECT = {"type": "object"}
+
+
+class CheckedBefore:
+    """A checker that lets pass at once what it let pass before: an agent sends the same tools with every turn.
+
+    Args:
+        checker: asked for the rest, from any thread.
+        size: how many grammars are remembered, by their digests.
+    """
+
+    def __init__(self, checker: GrammarChecker, size: int = 4096) -> None:
+        self._checker = checker
+        self._size = size
+        self._passed: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, kind: str, value: str) -> None:
+        key = kind, hashlib.sha256(value.encode("utf-8", "surrogatepass")).digest()
+        with self._lock:
+            if key in self._passed:
+                self._passed.move_to_end(key)
+                return
+        self._checker(kind, value)
+        with self._lock:
+            self._passed[key] = None
+            if len(self._passed) > self._size:
+                self._passed.popitem(last=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """What a chat may be held to.
+
+    Attributes:
+        answer: the form of the answer's content, or ``None``.
+        choice: which tools may and must be called.
+        tools: the request's tools, checked.
+        parallel: whether there may be more than one call.
+        parser: the tool parser's class.
+    """
+
+    answer: Answer | None
+    choice: ToolChoice
+    tools: Sequence[Mapping[str, Any]]
+    parallel: bool
+    parser: type[ToolParser] | None
+
+    @property
+    def strict(self) -> int | None:
+        """Place of the first tool that is ``strict``."""
+        marked = (at for at, tool in enumerate(self.tools) if tool["function"].get("strict"))
+        return next(marked, None) if self.choice.active else None
+
+    @property
+    def holds_calls(self) -> bool:
+        """Calls are constrained, not only looked for."""
+        choice = self.choice
+        return choice.active and (choice.required or choice.names is not None or self.strict is not None)
+
+    @property
+    def param(self) -> str:
+        """The field that asks for a grammar; empty where none does."""
+        if self.answer is not None:
+            return self.answer.param
+        if self.choice.active and (self.choice.required or self.choice.names is not None):
+            return "tool_choice"
+        return "" if self.strict is None else f"tools[{self.strict}].function.strict"
+
+
+def check_fields(fields: SamplingFields, param: str, *, prefix: str = "", minimum: str = "min_tokens") -> None:
+    """Raises ``RequestError`` for fields that cannot be kept beside the grammar that ``param`` asks for.
+
+    Args:
+        prefix: of the fields' names. minimum: the name of ``min_tokens``.
+    """
+    if fields.ignore_eos:
+        raise RequestError(
+            f"{prefix}ignore_eos: the text ends where {param} is complete; there is nothing to go on with",
+            param=f"{prefix}ignore_eos",
+        )
+    if fields.min_tokens:
+        raise RequestError(
+            f"{prefix}{minimum}: {param} says where the text ends; put a least length into it instead",
+            param=f"{prefix}{minimum}",
+        )
+
+
+def answer_grammar(answer: Answer, checker: GrammarChecker | None) -> Grammar:
+    """The grammar of a text without a conversation.
+
+    Raises:
+        RequestError: there is no backend, or it would not enforce this.
+    """
+    _check(_needed(checker, answer.param), answer.kind, answer.value, answer.param)
+    return Grammar(answer.kind, answer.value)
+
+
+def chat_grammar(
+    wanted: Constraint, checker: GrammarChecker | None, reasoning: ReasoningParser | None, token_ids: Mapping[str, int]
+) -> Grammar | None:
+    """The grammar of a chat's reply; ``None``: any text.
+
+    Where the prompt leaves the model inside its reasoning, the grammar begins behind the end marker. Elsewhere the model may reason first if its format
+    lets it begin by itself.
+
+    Args:
+        reasoning: the parser of the reply, before its first text; ``None`` where there is none.
+        token_ids: ids of its markers where each is one token; else empty.
+
+    Raises:
+        RequestError: there is no backend; it would not enforce this; the tool parser cannot be constrained; or the request asks for two things that
+            exclude each other.
+    """
+    if not wanted.param:
+        return None
+    check = _needed(checker, wanted.param)
+    answer, choice = wanted.answer, wanted.choice
+    if answer is not None and choice.active and choice.required:
+        raise RequestError(
+            f"{answer.param}: tool_choice makes every answer a call, so that none can have this form; give one of the two",
+            param=answer.param,
+        )
+    if answer is not None:
+        _check(check, answer.kind, answer.value, answer.param)
+    calls = _calls(wanted, check) if wanted.holds_calls or (answer is not None and choice.active) else None
+    if answer is not None and calls is None and reasoning is None:
+        return Grammar(answer.kind, answer.value)
+    whole_reply = calls is not None and wanted.parser is not None and wanted.parser.reads_reasoning
+    content = [answer.format] if answer is not None else []
+    if whole_reply and content and reasoning is not None:
+        content = [reasoning.answer_format(content[0], token_ids)]
+    format = structural.one_of(*([calls] if calls is not None else []), *content)
+    if reasoning is None or whole_reply:
+        return _tagged(format, check, wanted.param)
+    if reasoning.inside and reasoning.end_marker in token_ids:
+        end = (token_ids[reasoning.end_marker],)
+        if answer is not None and calls is None:
+            return Grammar(answer.kind, answer.value, end)
+        return _tagged(format, check, wanted.param, end)
+    framed = reasoning.answer_format(format, token_ids)
+    if framed is format and answer is not None and calls is None:
+        return Grammar(answer.kind, answer.value)
+    return _tagged(framed, check, wanted.param)
+
+
+def _needed(checker: GrammarChecker | None, param: str) -> GrammarChecker:
+    if checker is None:
+        raise RequestError(
+            f"{param}: needs a grammar backend, which this server does not have; install tokenspeed-plugin-grammar-xgrammar, and see --grammar-backend",
+            param=param,
+            code="unsupported_parameter",
+        )
+    return checker
+
+
+def _check(checker: GrammarChecker, kind: str, value: str, param: str) -> None:
+    try:
+        checker(kind, value)
+    except GrammarError as error:
+        raise GrammarError(f"{param}: {error}", param=param, code=error.code or "unsupported_grammar") from error
+
+
+def _tagged(format: structural.Format, check: GrammarChecker, param: str, end: tuple[int, ...] = ()) -> Grammar:
+    value = json.dumps(structural.structural_tag(format), ensure_ascii=False)
+    _check(check, "structural_tag", value, param)
+    return Grammar("structural_tag", value, end)
+
+
+def _calls(wanted: Constraint, check: GrammarChecker) -> structural.Format:
+    """The format of the calls. They are all of the reply where it must be calls, or else has a form of its own."""
+    choice, parser = wanted.choice, wanted.parser
+    assert parser is not None
+    alone = choice.required or wanted.answer is not None
+    tools = [_held(wanted, parser, at, check) for at in range(len(wanted.tools))]
+    tag = parser.structural_tag(tools, names=choice.names, required=alone, parallel=wanted.parallel)
+    if tag is None:
+        instead = "without strict tools" if wanted.answer is None else "none"
+        raise RequestError(
+            f"{wanted.param}: calls of this model's format ({parser.__name__}) cannot be constrained; take tool_choice "
+            f"{'auto ' if wanted.answer is None else ''}{instead}, or start the server with another --tool-call-parser",
+            param=wanted.param,
+            code="unsupported_parameter",
+        )
+    found: structural.Format = tag["format"]
+    return found
+
+
+def _held(wanted: Constraint, parser: type[ToolParser], at: int, check: GrammarChecker) -> Mapping[str, Any]:
+    """One tool with the parameters that its calls are held to.
+
+    ``strict`` is a promise: all of the schema, or a refusal. Without it a call that must be made is held to the schema where all of it can be enforced, and
+    any other only to being an object.
+    """
+    tool, choice = wanted.tools[at], wanted.choice
+    function: Mapping[str, Any] = tool["function"]
+    if choice.names is not None and function["name"] not in choice.names:
+        return tool
+    if not function.get("strict") and not choice.required:
+        return _with(tool, _ANY_OBJECT)
+    param = f"tools[{at}].function.parameters"
+    parameters = function.get("parameters")
+    try:
+        if parameters is not None:
+            _check(check, "json_schema", json.dumps(parameters), param)
+        alone = parser.structural_tag(wanted.tools, names=(function["name"],), required=True, parallel=False)
+        if alone is not None:
+            _check(check, "structural_tag", json.dumps(alone, ensure_ascii=False), param)
+    except GrammarError as error:
+        if function.get("strict") or error.param != param:
+            raise
+        return _with(tool, _ANY_OBJECT)
+    return tool
+
+
+def _with(tool: Mapping[str, Any], parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**tool, "function": {**tool["function"], "parameters": parameters}}

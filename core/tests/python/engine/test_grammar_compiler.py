@@ -1,0 +1,134 @@
+"""The process that compiles grammars: whatever becomes of it is one request's error, and the next grammar is compiled."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tokenspeed.engine.grammar_compiler import Compiled, GrammarCompiler
+from tokenspeed.engine.grammar_worker import WorkerStart
+from tokenspeed.errors import GrammarError
+from tokenspeed.interfaces.grammar import GrammarRequest
+
+START = WorkerStart(
+    target="tokenspeed.testing.tiny_grammar:TinyGrammarBackend",
+    vocabulary=[bytes((byte,)) for byte in range(256)],
+    vocab_size=300,
+    stop_token_ids=(256,),
+    special_token_ids={"<|end|>": 256},
+    options={},
+    value_bytes=1000,
+    compiled_bytes=2000,
+    compile_s=0.25,
+)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.prepared: list[tuple[bytes, bytes]] = []
+        self.compiler = GrammarCompiler(START, prepare=lambda key, data: self.prepared.append((key, data)))
+
+    def compile(self, value: str, kind: str = "regex") -> Compiled:
+        self.compiler.submit(value.encode(), GrammarRequest(kind=kind, value=value))
+        return self.next()
+
+    def next(self) -> Compiled:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            self.compiler.wait(1)
+            if results := self.compiler.results():
+                (result,) = results
+                return result
+        raise AssertionError("no result came")
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.compiler.close()
+
+
+def test_a_grammar_comes_back_as_bytes_that_were_prepared_in_the_thread(bench):
+    assert bench.compiler.pid is None  # started with the first grammar
+    result = bench.compile("a+")
+    assert (result.key, result.error) == (b"a+", None)
+    assert bench.prepared == [(b"a+", result.data)]
+    pid = bench.compiler.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    assert bench.compile("b+").error is None
+    assert bench.compiler.pid == pid
+
+
+def test_a_grammar_that_is_refused_breaks_or_grows_too_large_is_an_error_of_its_own(bench):
+    for value, says in (
+        ("(a", "is not closed"),
+        (r"\!raise", "something in a library broke"),
+        (r"\!huge", "2000 are allowed"),
+    ):
+        result = bench.compile(value)
+        assert says in result.error.message
+        assert (result.lasting, result.error.status, result.data) == (True, 400, b"")
+    assert bench.compile("a+").error is None
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin"])
+def test_a_grammar_that_takes_too_long_is_an_error_of_its_own(bench, how):
+    """By processor time, and by six times as much wall time."""
+    bench.compile("a+")
+    first = bench.compiler.pid
+    result = bench.compile(rf"\!{how}")
+    assert "longer than 0.25 s" in result.error.message
+    assert (result.lasting, result.error.status) == (True, 400)
+    assert result.seconds < 30
+    assert bench.compile("a+").error is None
+    assert bench.compiler.pid != first
+
+
+def test_a_process_that_dies_is_replaced(bench):
+    result = bench.compile(r"\!die")
+    assert "killed by signal 9" in result.error.message
+    assert (result.lasting, result.error.status) == (False, 503)
+    assert bench.compile("a+").error is None
+
+
+def test_a_process_that_cannot_start_says_so_and_the_next_tries_again():
+    made = Bench()
+    made.compiler = GrammarCompiler(
+        msgspec.structs.replace(START, target="no.such:Backend"), prepare=made.prepared.append
+    )
+    for _ in range(2):
+        result = made.compile("a+")
+        assert "ended with status 1" in result.error.message
+        assert result.error.status == 503
+    made.compiler.close()
+
+
+def test_the_queue_is_bounded_and_what_nobody_waits_for_is_left_out(bench):
+    bench.compile("a+")
+    bench.compiler.submit(b"slow", GrammarRequest(kind="regex", value=r"\!sleep"))
+    time.sleep(0.1)
+    request = GrammarRequest(kind="regex", value="a")
+    for number in range(256):
+        bench.compiler.submit(b"%d" % number, request)
+    with pytest.raises(GrammarError, match="try again later") as caught:
+        bench.compiler.submit(b"more", request)
+    assert caught.value.status == 503
+    for number in range(256):
+        bench.compiler.withdraw(b"%d" % number)
+    bench.compiler.submit(b"last", request)
+    assert [bench.next().key, bench.next().key] == [b"slow", b"last"]
+
+
+def test_closing_ends_the_process_in_the_middle_of_a_grammar(bench):
+    bench.compile("a+")
+    pid = bench.compiler.pid
+    bench.compiler.submit(b"slow", GrammarRequest(kind="regex", value=r"\!sleep"))
+    time.sleep(0.1)
+    bench.compiler.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

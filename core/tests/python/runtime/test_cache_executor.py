@@ -1,0 +1,218 @@
+"""Tiers without a scheduler: plans made by hand move pages between device, host and store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from tokenspeed.builtin.memory_store import MemoryStore
+from tokenspeed.interfaces.kvstore import KVNamespace, KVStoreContext
+from tokenspeed.runtime.cache_executor import CacheExecutor
+from tokenspeed.runtime.cache_ops import FIELDS, CacheOps, runs
+from tokenspeed.runtime.host_pool import HostPool, host_pages
+from tokenspeed.runtime.kv_pool import KVPool
+from tokenspeed.runtime.page_copies import PageCopies, PageMove, ThreadCopies
+from tokenspeed.runtime.store_guard import StoreGuard
+from tokenspeed.types import CacheGroup, KVLayout
+
+GROUPS = (
+    CacheGroup(kind="full", layers=(0, 2), kv_heads=2, head_dim=4, v_head_dim=3),
+    CacheGroup(kind="full", layers=(1,), kv_heads=1, head_dim=8, v_head_dim=8),
+)
+DEVICE_PAGES, HOST_PAGES = 6, 8
+
+
+def make_pool(layout: KVLayout = KVLayout.NHD, dtype: torch.dtype = torch.float32) -> KVPool:
+    pool = KVPool(
+        GROUPS,
+        layout=layout,
+        page_sizes=[4, 4],
+        num_pages=[DEVICE_PAGES] * 2,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    torch.manual_seed(0)
+    for tensor in pool.tensors:
+        tensor.copy_(torch.randn(tensor.shape))
+    return pool
+
+
+def ops(**pages: list[tuple[int, ...]]) -> CacheOps:
+    """Operations by kind: entries (number, group, ...) in the order of the kind's arrays; a hash is made of a small number."""
+    plan: dict[str, Any] = {name: np.zeros(0, dtype=np.int64 if name.endswith("_op") else np.int32) for name in FIELDS}
+    plan |= {name: np.zeros((0, 16), dtype=np.uint8) for name in FIELDS if name.endswith("_hash")}
+    for kind, entries in pages.items():
+        for column, name in enumerate(name for name in FIELDS if name.startswith(kind)):
+            values = [entry[column] for entry in entries]
+            if name.endswith("_hash"):
+                plan[name] = np.array([[value] * 16 for value in values], dtype=np.uint8)
+            else:
+                plan[name] = np.array(values, dtype=plan[name].dtype)
+    made = CacheOps.of(SimpleNamespace(**plan))
+    assert made is not None
+    return made
+
+
+class Bench:
+    def __init__(self, pool: KVPool, copies: Callable[..., PageCopies] | None = None) -> None:
+        self.pool = pool
+        self.host = HostPool(pool, [HOST_PAGES] * 2, pinned=False)
+        self.shared: dict[str, Any] = {}
+        spaces = [
+            KVNamespace(model="m", dtype="float32", layout="NHD", page_size=4, page_bytes=size, group=index)
+            for index, size in enumerate(self.host.page_bytes)
+        ]
+        store = StoreGuard(self.make, spaces, timeout_s=0.5)
+        self.executor = CacheExecutor(self.host, device=torch.device("cpu"), store=store, timeout_s=0.5, copies=copies)
+        pool.use_transfers(self.executor.wait_layer)
+
+    def make(self, staging: npt.NDArray[np.uint8]) -> MemoryStore:
+        return MemoryStore(KVStoreContext(staging=staging, timeout_s=0.5, shared=self.shared))
+
+    def run(self, operations: CacheOps) -> dict[int, int]:
+        """Begin, and wait for every answer."""
+        self.executor.begin(operations)
+        answers: dict[int, int] = {}
+        end = time.monotonic() + 10
+        while self.executor.in_flight and time.monotonic() < end:
+            answers.update(self.executor.finished())
+        return answers
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench(make_pool())
+    yield made
+    made.executor.close()
+
+
+@pytest.mark.parametrize("layout", list(KVLayout))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_page_that_went_to_the_host_comes_back_in_every_layer(layout: KVLayout, dtype: torch.dtype) -> None:
+    bench = Bench(make_pool(layout, dtype))
+    before = [tensor.clone() for tensor in bench.pool.tensors]
+    out = ops(write_back=[(1, 0, 2, 7), (1, 0, 3, 0), (2, 1, 5, 4)])
+    assert bench.run(out) == {1: 2, 2: 1}
+    for tensor in bench.pool.tensors:
+        tensor.zero_()
+    back = ops(load_back=[(3, 0, 7, 2, 0), (3, 0, 0, 3, 0), (4, 1, 4, 5, -1)])
+    assert bench.run(back) == {3: 2, 4: 1}
+    for tensor, old in zip(bench.pool.tensors, before, strict=True):
+        group = 1 if tensor is bench.pool.layer(1).k or tensor is bench.pool.layer(1).v else 0
+        pages = [2, 3] if group == 0 else [5]
+        assert torch.equal(tensor[pages], old[pages])
+        others = [page for page in range(DEVICE_PAGES) if page not in pages]
+        assert not tensor[others].any()
+    bench.executor.close()
+
+
+def test_pages_travel_to_the_store_and_back(bench: Bench) -> None:
+    before = bench.pool.layer(0).k.clone()
+    bench.run(ops(write_back=[(1, 0, 0, 0), (1, 0, 1, 1)]))
+    assert bench.run(ops(store=[(2, 0, 0, 10), (2, 0, 1, 11)])) == {2: 2}
+    assert bench.run(ops(lookup=[(3, 0, 10), (3, 0, 11), (3, 0, 12), (4, 1, 10)])) == {3: 2, 4: 0}
+    assert bench.run(ops(prefetch=[(5, 0, 4, 10), (5, 0, 5, 11), (5, 0, 6, 12)])) == {5: 2}
+    bench.run(ops(load_back=[(6, 0, 4, 2, 0), (6, 0, 5, 3, 0)]))
+    assert torch.equal(bench.pool.layer(0).k[2:4], before[0:2])
+
+
+class Held(ThreadCopies):
+    """Copies that wait for ``gate`` before each layer."""
+
+    gate: threading.Event
+
+    def _load_part(self, move: PageMove, index: int) -> None:
+        self.gate.wait(10)
+        super()._load_part(move, index)
+
+
+def test_a_layer_waits_for_its_own_copy(bench: Bench) -> None:
+    gate = threading.Event()
+    Held.gate = gate
+    held = Bench(bench.pool, copies=Held)
+    held.executor.begin(ops(load_back=[(1, 0, 0, 0, 0)]))
+    reached: list[int] = []
+
+    def forward() -> None:
+        for layer in (1, 0, 2):  # layer 1 is of a group that loads nothing
+            held.pool.wait_layer(layer)
+            reached.append(layer)
+
+    running = threading.Thread(target=forward)
+    running.start()
+    time.sleep(0.1)
+    assert reached == [1]
+    gate.set()
+    running.join(10)
+    assert reached == [1, 0, 2]
+    assert held.executor.wait([1]) == {1: 1}
+    assert held.executor.finished() == [(1, 1)]
+    held.executor.close()
+
+
+class Failing(ThreadCopies):
+    def _load_part(self, move: PageMove, index: int) -> None:
+        if index == 1:
+            raise MemoryError("lost")
+        super()._load_part(move, index)
+
+    def _write_pages(self, move: PageMove) -> None:
+        raise MemoryError("lost")
+
+
+def test_a_copy_that_fails_is_told_as_failed_and_holds_up_nobody(bench: Bench) -> None:
+    failing = Bench(bench.pool, copies=Failing)
+    assert failing.run(ops(write_back=[(1, 0, 0, 0)])) == {1: 0}
+    failing.executor.begin(ops(load_back=[(2, 0, 0, 0, 0), (2, 0, 1, 1, 0)]))
+    for layer in range(3):
+        failing.pool.wait_layer(layer)
+    assert failing.executor.wait([2]) == {2: 0}
+    assert failing.executor.finished() == [(2, 0)]
+    assert failing.executor.stats.failed == 3
+    failing.executor.close()
+
+
+def test_more_store_operations_than_may_wait_are_failed_at_once(bench: Bench) -> None:
+    """A slow store must not hold the pages of the host tier."""
+    hold = threading.Event()
+    bench.executor._saves.post(hold.wait)  # type: ignore[union-attr, arg-type]
+    bench.executor.begin(ops(store=[(number, 0, 0, 1) for number in range(1, 101)]))
+    answers = dict(bench.executor.finished())
+    assert len(answers) >= 30
+    assert not any(answers.values())
+    assert bench.executor.stats.refused == len(answers)
+    hold.set()
+
+
+def test_without_a_store_its_operations_fail() -> None:
+    pool = make_pool()
+    executor = CacheExecutor(HostPool(pool, [2, 2], pinned=False), device=torch.device("cpu"))
+    executor.begin(ops(lookup=[(1, 0, 1)], store=[(2, 0, 0, 1)]))
+    assert executor.finished() == [(1, 0), (2, 0)]
+    executor.close()
+
+
+def test_runs_of_one_number_are_one_operation() -> None:
+    cut = list(runs(np.array([4, 4, 5, 9, 9, 9]), np.array([0, 0, 1, 0, 0, 0], dtype=np.int32)))
+    assert [(run.number, run.group, run.pages) for run in cut] == [(4, 0, 2), (5, 1, 1), (9, 0, 3)]
+    assert list(runs(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))) == []
+
+
+def test_a_plan_without_operations_has_none() -> None:
+    plan = {name: np.zeros(0, dtype=np.int32) for name in FIELDS}
+    assert CacheOps.of(SimpleNamespace(**plan)) is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "size", "expected"), [(0.0, None, [0, 0]), (2.5, None, [250, 25]), (1.0, 5500, [50, 5])]
+)
+def test_the_host_tier_is_sized_by_ratio_or_by_bytes(ratio: float, size: int | None, expected: list[int]) -> None:
+    assert host_pages([100, 100], [100, 10], ratio=ratio, size=size) == expected

@@ -1,0 +1,1 @@
+"""An L3 store of KV pages in a local directory."""

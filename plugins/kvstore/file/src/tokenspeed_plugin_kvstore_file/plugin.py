@@ -1,0 +1,22 @@
+"""What the plugin contributes. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from tokenspeed.plugins import KVStoreSpec, OptionSpec, hookimpl
+
+
+@hookimpl
+def tokenspeed_kv_stores() -> list[KVStoreSpec]:
+    """The store."""
+    target = "tokenspeed_plugin_kvstore_file.store:FileStore"
+    return [KVStoreSpec(name="file", target=target, description="a local directory that many processes may share")]
+
+
+@hookimpl
+def tokenspeed_options() -> list[OptionSpec]:
+    """Where, how much, how safe."""
+    return [
+        OptionSpec(name="directory", type=str, default="", help="where the pages are kept; made where it is missing"),
+        OptionSpec(name="size_mb", type=int, default=10240, minimum=1, help="cap; the least recently used pages go"),
+        OptionSpec(name="fsync", type=bool, default=False, help="wait for the disk at each page"),
+    ]
