@@ -144,8 +144,7 @@ class Scheduler {
   void SettleShortage(int32_t need);
   // The best one to retract, or nullptr. `fair_only`: not one that has made no progress since its resumption.
   Request* PickVictim(bool fair_only);
-  // Returns the pages that become available later, when they have been copied to the host.
-  int32_t RetractRequest(Request& request);
+  void RetractRequest(Request& request);
   void ArrangeDecodes();
   void PlanDecodes();
   [[nodiscard]] Request* OldestRunning() const;

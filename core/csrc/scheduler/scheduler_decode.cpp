@@ -58,15 +58,15 @@ void Scheduler::ReserveDecodes() {
 // Two that share every page give nothing back one by one, and everything together. The last pass therefore takes those too: each turn
 // takes one request out of the running, so it ends with enough pages or with the oldest alone, which then has the pool to itself.
 void Scheduler::SettleShortage(int32_t need) {
-  int32_t promised = PagesLeaving();
+  int32_t promised = 0;
   const auto retract_until_enough = [&](bool fair_only) {
-    while (need > Available() + promised) {
+    while (need > Available() + PagesLeaving() + promised) {
       Request* victim = PickVictim(fair_only);
       if (victim == nullptr) return;
       if (victim->width > 0) need -= victim->page_need;
       victim->width = 0;
       if (victim->inflight_rows == 0) {
-        promised += RetractRequest(*victim);
+        RetractRequest(*victim);
       } else {
         victim->held_in = next_plan_id_ - 1;
         const Residence& residence = *ResidenceOf(victim->state);
@@ -126,16 +126,14 @@ Request* Scheduler::PickVictim(bool fair_only) {
 }
 
 // REQUIRES: running, no step of it in flight.
-int32_t Scheduler::RetractRequest(Request& request) {
+void Scheduler::RetractRequest(Request& request) {
   ForgetRunning(request);
-  int32_t later = 0;
   if (host_.on()) {
     // What nobody else keeps is copied to the host before it may go.
     const Residence& residence = *ResidenceOf(request.state);
     const int32_t exclusive = PrefixTree::ExclusivePages(residence.prefix);
     const int32_t begin = residence.prefix.depth() - exclusive;
     if (MissingOnHost(residence.prefix, begin) > 0) QueueWrite(&request, residence.prefix, begin);
-    if (request.writes > 0) later = exclusive;
   }
   request.progress_mark = std::max(request.progress_mark, request.computed + page_size_);
   request.computed = 0;
@@ -153,7 +151,6 @@ int32_t Scheduler::RetractRequest(Request& request) {
     waiting_.emplace(request.order, &request);
   }
   plan_->retracted_ids.Push(request.id);
-  return later;
 }
 
 void Scheduler::ArrangeDecodes() {

@@ -48,7 +48,7 @@ void Scheduler::UnblockPrefill() {
       Request* victim = PickVictim(true);
       if (victim == nullptr) victim = PickVictim(false);
       if (victim == nullptr) return;
-      (void)RetractRequest(*victim);
+      RetractRequest(*victim);
       QueueWoken();
       continue;
     }
