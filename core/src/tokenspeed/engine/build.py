@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -301,6 +302,7 @@ def _executor(
     apply_bitmask = kernels.select(
         KernelRequest(family="sampling", mode="apply_bitmask", dtype="fp32", shape={"vocab_size": vocab_size})
     )
+    draw = kernels.select(dataclasses.replace(request, mode="draw"))
     max_rows, max_model_len = _set(config.max_num_seqs), _set(config.max_model_len)
     state = SlotSampling(max_slots=max_rows, vocab_size=vocab_size, device=platform.device)
     # A row may hold a page more than its length needs: the step that reaches the limit is planned with room to spare.
@@ -309,7 +311,7 @@ def _executor(
     executor = ModelExecutor(
         model=model,
         forward=eager(model, [backend for pair in backends for backend in pair]),
-        sampler=Sampler(state, argmax, grammars=grammar.for_slots(max_rows), apply_bitmask=apply_bitmask),
+        sampler=Sampler(state, argmax, grammars=grammar.for_slots(max_rows), apply_bitmask=apply_bitmask, draw=draw),
         state=state,
         tables=tables,
         page_sizes=pool.page_sizes,
