@@ -2,8 +2,8 @@
 
     python benchmarks/h200_http.py [--requests 384] [--input-len 1024] [--output-len 256] [--json FILE] [--commit HASH]
 
-First ``tokenspeed serve --skip-tokenizer-init`` under ``tokenspeed bench serve``, each a process of its own; then the same requests through the loop inside this
-process, a new one as soon as one ends. CPU time is that of the server's processes alone, between the first request and the last.
+First ``tokenspeed serve --skip-tokenizer-init`` under ``tokenspeed bench serve``, each a process of its own; then the same requests through the loop inside
+this process, a new one as soon as one ends. CPU time is that of the server's processes alone, between the first request and the last.
 """
 
 from __future__ import annotations
