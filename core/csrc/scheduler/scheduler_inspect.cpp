@@ -21,6 +21,7 @@ SchedulerStats Scheduler::Stats() const {
   stats.pages_cached = {cached};
   stats.pages_active = {pages_.total() - pages_.available() - cached};
   stats.expected_output = output_lengths_.Mean();
+  stats.context_weight = prefill_cost_.weight();
   return stats;
 }
 

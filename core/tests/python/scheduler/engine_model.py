@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from prefill_model import PrefillModel, PrefillStep
 
 from tokenspeed import _scheduler as ts
 
@@ -49,6 +50,7 @@ class Step:
 
     plan_id: int
     rows: list[tuple[int, int, int, int, bool, bool, list[int], list[int]]] = field(default_factory=list)
+    prefill: PrefillStep = field(default_factory=PrefillStep)
 
 
 class Engine:
@@ -66,6 +68,7 @@ class Engine:
         self.steps: list[Step] = []
         self.now = 0
         self.prefilled = 0
+        self.costs = PrefillModel()
 
     def submit(self, id: int, tokens: list[int], max_new: int = 4, **options: int) -> ts.SubmitResult:
         self.now += 1
@@ -107,12 +110,20 @@ class Engine:
             assert plan.num_extend_rows <= begin < end - 1 < plan.num_rows
             tables = [tuple(step.rows[row][7][first : first + pages]) for row in range(begin, end)]
             assert len(set(tables)) == 1, "rows of an interval differ in a page"
+        queries, contexts = plan.query_lens.tolist(), plan.context_lens.tolist()
+        extends = plan.num_extend_rows
+        chunks = list(zip(queries[:extends], contexts[:extends], strict=True))
+        step.prefill = self.costs.check(
+            chunks, sum(queries[extends:]), self.config.max_batched_tokens, self.page
+        )
         self.ended(plan.finished_ids, plan.finished_reasons)
         if step.rows:
             self.steps.append(step)
         return plan
 
-    def advance(self, token: int = 7, finish: frozenset[int] = frozenset(), accept: int = 1) -> ts.AdvanceResult:
+    def advance(
+        self, token: int = 7, finish: frozenset[int] = frozenset(), accept: int = 1, step_us: int = 0
+    ) -> ts.AdvanceResult:
         """Answers the oldest plan. Each sampling row yields `token`, a decode row up to `accept` times."""
         step = self.steps.pop(0)
         rows, width = len(step.rows), self.config.max_row_width
@@ -122,8 +133,12 @@ class Engine:
             counts[i] = 0 if not samples else 1 if extend else min(accept, query)
             outcomes[i] = ts.Outcome.FINISH if samples and request in finish else ts.Outcome.CONTINUE
             self.compute(step.rows[i], int(counts[i]), token)
-        result = self.scheduler.advance(step.plan_id, counts, np.full((rows, width), token, np.int32), outcomes)
+        result = self.scheduler.advance(
+            step.plan_id, counts, np.full((rows, width), token, np.int32), outcomes, step_us
+        )
         self.scheduler.check_integrity()
+        self.costs.observe(step.prefill, step_us)
+        assert self.scheduler.stats().context_weight == self.costs.weight
         for i, (request, _, _, query, _, extend, _, _) in enumerate(step.rows):
             refusal = ts.RowRefusal(int(result.row_refusals[i]))
             known = self.live.get(request)
