@@ -49,7 +49,8 @@ class ExecutorModel {
     size_t prompt;
     int32_t kv = 0;        // tokens with KV
     bool ended = false;    // finished for the client
-    bool aborted = false;
+    bool aborted = false;  // ended from outside
+    FinishReason end = FinishReason::kNone;  // as which, in that case
     int64_t limit;
   };
 
@@ -111,7 +112,7 @@ class ExecutorModel {
     }
     Require(token == plan.input_ids.size(), "input_ids do not fit the rows");
     for (const PrefixInterval& interval : plan.prefix_intervals) CheckInterval(interval, step, plan.num_extend_rows);
-    for (size_t i = 0; i < plan.finished_ids.size(); ++i) Ended(plan.finished_ids[i]);
+    for (size_t i = 0; i < plan.finished_ids.size(); ++i) Ended(plan.finished_ids[i], plan.finished_reasons[i]);
     if (!step.rows.empty()) steps_.push_back(std::move(step));
     Require((plan.mode == ForwardMode::kIdle) == (plan.num_rows() == 0), "the mode does not fit the rows");
   }
@@ -171,12 +172,13 @@ class ExecutorModel {
       for (int32_t k = 0; k < results.counts[i]; ++k) known.tokens.push_back(results.tokens[i * width + static_cast<size_t>(k)]);
       Require(static_cast<int64_t>(known.tokens.size() - known.prompt) <= known.limit, "more tokens than were asked for");
     }
-    for (const int64_t id : answer.finished_ids) Ended(id);
+    for (size_t i = 0; i < answer.finished_ids.size(); ++i) Ended(answer.finished_ids[i], answer.finished_reasons[i]);
   }
 
-  void Aborted(int64_t id) {
+  void Aborted(int64_t id, FinishReason reason) {
     Require(live_.contains(id) && !live_[id].aborted, "an abort of an ended request was taken");
     live_[id].aborted = true;
+    live_[id].end = reason;
   }
 
   [[nodiscard]] const std::map<int64_t, Known>& live() const { return live_; }
@@ -189,8 +191,13 @@ class ExecutorModel {
     if (!holds) throw std::logic_error(std::string("executor: ") + what);
   }
 
-  void Ended(int64_t id) {
-    Require(live_.erase(id) == 1, "a request was reported as finished twice, or never submitted");
+  void Ended(int64_t id, int32_t reason) {
+    const auto found = live_.find(id);
+    Require(found != live_.end(), "a request was reported as finished twice, or never submitted");
+    const auto given = static_cast<FinishReason>(reason);
+    const Known& known = found->second;
+    Require(known.aborted ? given == known.end : given != FinishReason::kAborted && given != FinishReason::kNone, "a request ended for another reason");
+    live_.erase(found);
   }
 
   static uint64_t Chain(uint64_t previous, int32_t token, uint64_t extra) {
