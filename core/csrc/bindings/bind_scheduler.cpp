@@ -73,6 +73,7 @@ void BindScheduler(py::module_& module) {
       .def_readonly("pages_free", &SchedulerStats::pages_free)
       .def_readonly("pages_total", &SchedulerStats::pages_total)
       .def_readonly("expected_output", &SchedulerStats::expected_output)
+      .def_readonly("context_weight", &SchedulerStats::context_weight)
       .def_readonly("submitted", &SchedulerStats::submitted)
       .def_readonly("refused", &SchedulerStats::refused)
       .def_readonly("finished", &SchedulerStats::finished)

@@ -71,6 +71,7 @@ struct SchedulerStats {
   int64_t sessions = 0;
   int64_t retained_pages = 0;  // kept above others for sessions
   int64_t expected_output = 0;  // tokens: the observed mean that admission uses
+  double context_weight = 0.0;  // what a prompt token costs for each token that it attends to; without any it costs 1
   // Ever.
   int64_t submitted = 0, refused = 0, finished = 0, aborted = 0, failed = 0, retractions = 0;
   int64_t prompt_tokens_queried = 0;  // at first admissions

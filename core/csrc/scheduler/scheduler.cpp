@@ -293,7 +293,7 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
   room_measured_ = false;
   admissions_before_plan_ = admissions_;
 
-  steps_.push_back({id, 0, {}});
+  steps_.push_back({id, {}});
   step_ = &steps_.back();
   if (!spare_rows_.empty()) {
     step_->rows = std::move(spare_rows_.back());
@@ -306,9 +306,10 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
   QueueWoken();  // those who waited for a request that has just been retracted
   int32_t decode_tokens = 0;
   for (const Request* request : decoding_) decode_tokens += request->width;
-  PlanPrefills(PrefillBudget(decode_tokens));
+  const PrefillShare share = ShareBeside(decode_tokens);
+  PlanPrefills(share);
   if (step_->rows.empty() && decode_tokens == 0 && steps_.size() == 1) UnblockPrefill();
-  step_->prefill_tokens = plan_->num_tokens();
+  step_->filled = share.MostlySpentBy(step_->prefill_tokens, prefill_cost_(step_->prefill_tokens, step_->attended));
   plan_->num_extend_rows = plan_->num_rows();
   ArrangeDecodes();
   PlanDecodes();

@@ -117,8 +117,10 @@ class Scheduler {
   };
   struct Step {
     int64_t plan_id;
-    int32_t prefill_tokens;
     std::vector<StepRow> rows;
+    int32_t prefill_tokens = 0;
+    double attended = 0.0;  // by them, in all
+    bool filled = false;    // with most of the prompt tokens that it could have
   };
 
   // ---- scheduler.cpp: requests come and go ----
@@ -150,11 +152,11 @@ class Scheduler {
   [[nodiscard]] Request* OldestRunning() const;
 
   // ---- scheduler_prefill.cpp: chunks and admission ----
-  void PlanPrefills(int32_t budget);
-  [[nodiscard]] int32_t PrefillBudget(int32_t decode_tokens) const;
-  // Plans the next chunk; its tokens, 0 where no page is left for it.
-  int32_t PlanChunk(Request& request, int32_t budget);
-  bool AdmitNext(int32_t& budget);
+  void PlanPrefills(PrefillShare share);
+  [[nodiscard]] PrefillShare ShareBeside(int32_t decode_tokens) const;
+  // Plans the next chunk out of the share; its tokens, 0 where no page is left for it.
+  int32_t PlanChunk(Request& request, PrefillShare& share);
+  bool AdmitNext(PrefillShare& share);
   void UnblockPrefill();
   // Refreshes the hint; true where the request waits for a prefix being computed (and has left the queue).
   bool ParkIfComputing(Request& request);
@@ -301,6 +303,7 @@ class Scheduler {
   int32_t growth_room_ = 0;  // pages that the running ones are expected to add
 
   OutputLengths output_lengths_;
+  PrefillCost prefill_cost_;
   StepTimes step_times_;
   std::array<int64_t, kStateCount> state_counts_{};
   TransitionCounts transitions_{};

@@ -32,6 +32,7 @@ SchedulerStats Scheduler::Stats() const {
   stats.sessions = static_cast<int64_t>(sessions_.size());
   stats.retained_pages = retained_pages_;
   stats.expected_output = output_lengths_.Mean();
+  stats.context_weight = prefill_cost_.weight();
   return stats;
 }
 

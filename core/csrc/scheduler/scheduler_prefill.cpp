@@ -7,35 +7,35 @@
 
 namespace tokenspeed {
 
-int32_t Scheduler::PrefillBudget(int32_t decode_tokens) const {
-  if (decode_tokens == 0) return config_.max_batched_tokens;
-  int64_t budget = config_.max_batched_tokens - decode_tokens;
+PrefillShare Scheduler::ShareBeside(int32_t decode_tokens) const {
+  if (decode_tokens == 0) return {.tokens = config_.max_batched_tokens};
+  const int32_t least = config_.min_prefill_tokens();
+  const int32_t tokens = std::max(config_.max_batched_tokens - decode_tokens, least);
+  double cost = prefill_cost_(tokens, PrefillCost::Attended(tokens, 0));
   if (config_.max_step_us > 0) {
-    budget = std::min(budget, step_times_.PrefillTokensWithin(config_.max_step_us, int64_t{4} * config_.min_prefill_tokens()));
+    cost = std::min(cost, static_cast<double>(step_times_.PrefillCostWithin(config_.max_step_us, int64_t{4} * least)));
   }
-  return static_cast<int32_t>(std::max<int64_t>(budget, config_.min_prefill_tokens()));
+  return {tokens, cost, least};
 }
 
-void Scheduler::PlanPrefills(int32_t budget) {
+void Scheduler::PlanPrefills(PrefillShare share) {
   // Serving order over those admitted and those waiting together; an admission never sits behind a younger prompt's chunk.
   for (auto next = prefilling_.begin(); next != prefilling_.end();) {
     Request& request = *next->second;
-    while (budget > 0 && !waiting_.empty() && waiting_.begin()->first < request.order && slots_.available() > 0) {
+    while (!share.used_up() && !waiting_.empty() && waiting_.begin()->first < request.order && slots_.available() > 0) {
       Request& first = *waiting_.begin()->second;
       if (ParkIfComputing(first)) continue;
       if (!CanAdmit(first)) break;
       AdmitRequest(first);
-      budget -= PlanChunk(first, budget);
+      PlanChunk(first, share);
     }
     ++next;  // before the request may leave the map
-    if (budget <= 0) return;
+    if (share.used_up()) return;
     if (request.held_in == plan_->plan_id) continue;
-    const int32_t planned = PlanChunk(request, budget);
-    if (planned == 0) return;  // no page for it: nobody younger takes one
-    budget -= planned;
+    if (PlanChunk(request, share) == 0) return;  // no page for it: nobody younger takes one
   }
-  while (budget > 0 && slots_.available() > 0 && !waiting_.empty()) {
-    if (!AdmitNext(budget)) return;
+  while (!share.used_up() && slots_.available() > 0 && !waiting_.empty()) {
+    if (!AdmitNext(share)) return;
   }
 }
 
@@ -52,24 +52,28 @@ void Scheduler::UnblockPrefill() {
       QueueWoken();
       continue;
     }
-    if (PlanChunk(oldest, config_.max_batched_tokens) == 0) return;
+    PrefillShare share = ShareBeside(0);
+    if (PlanChunk(oldest, share) == 0) return;
   }
 }
 
-int32_t Scheduler::PlanChunk(Request& request, int32_t budget) {
+int32_t Scheduler::PlanChunk(Request& request, PrefillShare& share) {
   auto& state = std::get<Prefilling>(request.state);
   const int32_t begin = request.upper();
   const int32_t remaining = state.target - begin;
-  int32_t chunk = std::min(remaining, budget);
+  const int32_t fitting = share.Fit(remaining, begin, prefill_cost_);
   const int32_t reachable = (state.residence.pages() + Available()) * page_size_ - begin;
-  chunk = std::min(chunk, reachable);
+  const int32_t chunk = std::min(fitting, reachable);
   if (chunk <= 0) return 0;
+  share.Spend(chunk, fitting, remaining, begin, prefill_cost_);
   GrowTail(state.residence, std::max(0, PagesFor(begin + chunk) - state.residence.pages()));
 
   const bool last = chunk == remaining;
   request.CopyTokens(begin, chunk, plan_->input_ids.Extend(static_cast<size_t>(chunk)));
   AddRow(request, state.residence, chunk, last, true);
   totals_.prefill_tokens += chunk;
+  step_->prefill_tokens += chunk;
+  step_->attended += PrefillCost::Attended(chunk, begin);
   if (last) {
     prefilling_.erase(request.order);
     request.width = 0;  // it decodes from the next plan on
@@ -146,7 +150,7 @@ bool Scheduler::CanAdmit(Request& request) {
   return need + growth + growth_room_ <= room_;
 }
 
-bool Scheduler::AdmitNext(int32_t& budget) {
+bool Scheduler::AdmitNext(PrefillShare& share) {
   // The window: the first few that are not waiting for a prefix being computed, up to one that was overtaken often enough.
   rows_scratch_.clear();
   for (auto next = waiting_.begin(); next != waiting_.end() && rows_scratch_.size() < static_cast<size_t>(config_.hit_window);) {
@@ -167,7 +171,7 @@ bool Scheduler::AdmitNext(int32_t& budget) {
   for (auto passed = rows_scratch_.begin(); passed != chosen; ++passed) ++(*passed)->overtaken;
   Request& request = **chosen;
   AdmitRequest(request);
-  budget -= PlanChunk(request, budget);
+  PlanChunk(request, share);
   return true;
 }
 

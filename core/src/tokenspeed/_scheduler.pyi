@@ -464,6 +464,9 @@ class SchedulerStats:
     def expected_output(self) -> int:
         """Tokens: the observed mean that admission uses."""
     @property
+    def context_weight(self) -> float:
+        """What a prompt token costs for each token that it attends to, by the times of steps; without any it costs 1."""
+    @property
     def submitted(self) -> int: ...
     @property
     def refused(self) -> int: ...

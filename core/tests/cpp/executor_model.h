@@ -55,7 +55,8 @@ class ExecutorModel {
     size_t prompt;
     int32_t kv = 0;        // tokens with KV
     bool ended = false;    // finished for the client
-    bool aborted = false;
+    bool aborted = false;  // ended from outside
+    FinishReason end = FinishReason::kNone;  // as which, in that case
     int64_t limit;
     int residency = 0;
     int lost = -1;  // the stay whose prefix did not come: nothing of it counts
@@ -127,7 +128,7 @@ class ExecutorModel {
     }
     Require(token == plan.input_ids.size(), "input_ids do not fit the rows");
     for (const PrefixInterval& interval : plan.prefix_intervals) CheckInterval(interval, step, plan.num_extend_rows);
-    for (size_t i = 0; i < plan.finished_ids.size(); ++i) Ended(plan.finished_ids[i]);
+    for (size_t i = 0; i < plan.finished_ids.size(); ++i) Ended(plan.finished_ids[i], plan.finished_reasons[i]);
     CheckLoads(plan, step);
     tiers_.Plan(plan);
     for (const Row& row : step.rows) CheckWrites(row);
@@ -201,12 +202,13 @@ class ExecutorModel {
       for (int32_t k = 0; k < results.counts[i]; ++k) known.tokens.push_back(results.tokens[i * width + static_cast<size_t>(k)]);
       Require(static_cast<int64_t>(known.tokens.size() - known.prompt) <= known.limit, "more tokens than were asked for");
     }
-    for (const int64_t id : answer.finished_ids) Ended(id);
+    for (size_t i = 0; i < answer.finished_ids.size(); ++i) Ended(answer.finished_ids[i], answer.finished_reasons[i]);
   }
 
-  void Aborted(int64_t id) {
+  void Aborted(int64_t id, FinishReason reason) {
     Require(live_.contains(id) && !live_[id].aborted, "an abort of an ended request was taken");
     live_[id].aborted = true;
+    live_[id].end = reason;
   }
 
   [[nodiscard]] TierModel& tiers() { return tiers_; }
@@ -220,8 +222,13 @@ class ExecutorModel {
     if (!holds) throw std::logic_error(std::string("executor: ") + what);
   }
 
-  void Ended(int64_t id) {
-    Require(live_.erase(id) == 1, "a request was reported as finished twice, or never submitted");
+  void Ended(int64_t id, int32_t reason) {
+    const auto found = live_.find(id);
+    Require(found != live_.end(), "a request was reported as finished twice, or never submitted");
+    const auto given = static_cast<FinishReason>(reason);
+    const Known& known = found->second;
+    Require(known.aborted ? given == known.end : given != FinishReason::kAborted && given != FinishReason::kNone, "a request ended for another reason");
+    live_.erase(found);
   }
 
   // Where a load back writes, no step in flight reads; where a row writes, no transfer reads or writes.

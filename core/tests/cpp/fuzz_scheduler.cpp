@@ -220,16 +220,26 @@ class Round {
         if (info && info->state == StateName::kRetracted) id = live;
       }
     }
-    const AbortRefusal refusal = scheduler_.AbortRequest(id);
+    // A stop string ends a request as complete, an abort does not: the totals and the reason that is reported tell them apart.
+    const FinishReason reason = Chance(40) ? FinishReason::kStop : FinishReason::kAborted;
+    const SchedulerStats before = scheduler_.Stats();
+    const AbortRefusal refusal = scheduler_.AbortRequest(id, reason);
     ++tally_.abort[static_cast<size_t>(refusal)];
-    if (refusal == AbortRefusal::kNone) executor_.Aborted(id);
-    if (Chance(50)) ++tally_.abort[static_cast<size_t>(scheduler_.AbortRequest(id))];  // a second time: never taken
+    ++tally_.calls[reason == FinishReason::kStop ? "end by a stop" : "end by an abort"];
+    if (refusal == AbortRefusal::kNone) executor_.Aborted(id, reason);
+    const SchedulerStats after = scheduler_.Stats();
+    const int64_t ended = after.finished + after.aborted - before.finished - before.aborted;
+    const int64_t stopped = after.finished - before.finished;
+    if (ended != (refusal == AbortRefusal::kNone && after.leaving == before.leaving ? 1 : 0)) Fail("an end from outside was not counted once");
+    if (ended == 1 && stopped != (reason == FinishReason::kStop ? 1 : 0)) Fail("an end from outside was counted as another");
+    if (Chance(50)) ++tally_.abort[static_cast<size_t>(scheduler_.AbortRequest(id, reason))];  // a second time: never taken
   }
 
   void MisuseCalls() {
     const std::vector<int32_t> none;
     Refused("cache_done", [&] { scheduler_.CacheDone(std::vector<int64_t>{-1}, std::vector<int32_t>{0}); });
     Refused("advance", [&] { (void)scheduler_.Advance(-5, none, none, none); });
+    Refused("abort reason", [&] { (void)scheduler_.AbortRequest(Pick(-1, next_id_), Chance(50) ? FinishReason::kLength : FinishReason::kFailed); });
     if (executor_.in_flight() == 0) return;
     const std::vector<int32_t> many(100, 0);
     Refused("size", [&] { (void)scheduler_.Advance(executor_.oldest_plan(), many, many, many); });

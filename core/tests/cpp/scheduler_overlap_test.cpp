@@ -135,5 +135,40 @@ TEST(SchedulerPlans, APlanStaysReadableUntilThePlanAfterNext) {
   EXPECT_EQ(first.query_lens[0], 5);
 }
 
+TEST(Overlap, ThoseThatShareEveryPageGiveWayTogether) {
+  // Requests 3 and 4 come to share every page they have, resumed and without progress, just when the oldest needs one more. Neither gives a
+  // page back by itself, and while both stay nobody can run.
+  Harness h({.page = 3, .pages = 15, .seqs = 5, .budget = 64, .model_len = 200, .width = 3, .overlap = 1});
+  const std::map<int64_t, int32_t> accepted{{100, 1}, {1, 3}, {2, 3}, {3, 2}, {4, 2}, {5, 1}};
+  const auto advance = [&] {
+    const ExecutionPlan& plan = *h.in_flight.front();
+    h.in_flight.pop_front();
+    const auto rows = static_cast<size_t>(plan.num_rows());
+    std::vector<int32_t> counts(rows, 0);
+    for (size_t i = 0; i < rows; ++i) {
+      if ((plan.flags[i] & kSamples) == 0) continue;
+      const bool extend = static_cast<int32_t>(i) < plan.num_extend_rows;
+      counts[i] = extend ? 1 : std::min(plan.query_lens[i], accepted.at(plan.request_ids[i]));
+    }
+    h.Answer(plan.plan_id, counts, std::vector<int32_t>(3 * rows, 7), std::vector<int32_t>(rows, 0));
+  };
+  const auto step = [&] {
+    const bool idle = h.Plan().num_rows() == 0;
+    while (!h.in_flight.empty() && (idle || h.in_flight.size() > 1)) advance();
+  };
+  h.Submit(100, {1}, 1);  // outputs are expected to be short, so that more is admitted than fits
+  h.Plan();
+  advance();
+  h.Submit(1, Sequence(500, 5), 46);
+  step();
+  h.Submit(2, Sequence(900, 5), 7);
+  for (int64_t id = 3; id <= 5; ++id) h.Submit(id, Sequence(0, 11), 27);
+  for (int steps = 0; h.scheduler.HasWork(); ++steps) {
+    ASSERT_LT(steps, 500) << "nobody gives way";
+    step();
+  }
+  for (int64_t id = 1; id <= 5; ++id) EXPECT_EQ(h.finished.at(id), FinishReason::kLength);
+}
+
 }  // namespace
 }  // namespace tokenspeed

@@ -112,6 +112,75 @@ TEST(Budget, MaxStepTimeBoundsThePrefillShareOnceItIsMeasured) {
   EXPECT_LE(last, 85);
 }
 
+// Steps among 8 decodes until a prompt of 3,000 tokens has its first: 42 ms of decodes, 3.7 ms a prompt token, and as much again for
+// 4,800 tokens that it attends to. The longest, in milliseconds; `chunks`: how many.
+double LongestStep(Harness& h, int64_t id, int& chunks) {
+  double longest = 0.0;
+  chunks = 0;
+  h.Submit(id, Sequence(static_cast<int32_t>(10'000 * id), 3'000), 1);
+  while (!h.finished.contains(id)) {
+    const ExecutionPlan& plan = h.Plan();
+    double ms = 42.0;
+    for (int32_t row = 0; row < plan.num_extend_rows; ++row) {
+      const auto i = static_cast<size_t>(row);
+      ms += 3.7 * (plan.query_lens[i] + PrefillCost::Attended(plan.query_lens[i], plan.context_lens[i]) / 4'800);
+    }
+    EXPECT_EQ(plan.num_rows() - plan.num_extend_rows, 8);
+    chunks += plan.num_extend_rows;
+    longest = std::max(longest, ms);
+    h.Advance(7, {}, false, static_cast<int64_t>(1'000 * ms));
+  }
+  return longest;
+}
+
+TEST(Budget, ChunksBehindALongContextAreCutToTheTimeOfAFirstChunk) {
+  Harness h({.page = 16, .pages = 2'000, .seqs = 16, .budget = 256, .model_len = 8'000});
+  for (int64_t id = 0; id < 8; ++id) h.Submit(id, Sequence(static_cast<int32_t>(100 * id), 20), 7'000);
+  h.Step();
+  for (int i = 0; i < 4; ++i) {
+    h.Plan();
+    h.Advance(7, {}, false, 42'000);
+  }
+  const double plain = 42.0 + 3.7 * (248 + PrefillCost::Attended(248, 0) / 4'800);
+  int chunks = 0;
+  EXPECT_LE(LongestStep(h, 10, chunks), 1.3 * plain);  // it learns from the first chunks of the first prompt
+  for (int64_t id = 11; id < 14; ++id) (void)LongestStep(h, id, chunks);
+  EXPECT_LE(LongestStep(h, 14, chunks), 1.06 * plain);
+  EXPECT_LE(chunks, 17);  // 13 by tokens alone
+}
+
+TEST(Budget, ALongPromptAloneIsNeverCutBelowTheBudget) {
+  Harness h({.page = 16, .pages = 2'000, .seqs = 16, .budget = 256, .model_len = 8'000});
+  for (int64_t id = 0; id < 8; ++id) h.Submit(id, Sequence(static_cast<int32_t>(100 * id), 20), 40);
+  h.Step();
+  int chunks = 0;
+  (void)LongestStep(h, 10, chunks);
+  ASSERT_GT(h.Stats().context_weight, 0.0);
+  h.Drain();
+  h.Submit(11, Sequence(200'000, 3'000), 1);
+  int steps = 0;
+  while (!h.finished.contains(11)) {
+    h.Step();
+    ++steps;
+  }
+  EXPECT_EQ(steps, (3'000 + 255) / 256);
+}
+
+TEST(Budget, ACutChunkLeavesNothingToAnotherPromptInThatStep) {
+  Harness h({.page = 16, .pages = 2'000, .seqs = 16, .budget = 256, .model_len = 8'000});
+  for (int64_t id = 0; id < 8; ++id) h.Submit(id, Sequence(static_cast<int32_t>(100 * id), 20), 7'000);
+  h.Step();
+  int chunks = 0;
+  for (int64_t id = 10; id < 14; ++id) (void)LongestStep(h, id, chunks);
+  h.Submit(20, Sequence(300'000, 3'000), 1);
+  h.Submit(21, Sequence(400'000, 3'000), 1);
+  while (!h.finished.contains(20)) {
+    const ExecutionPlan& plan = h.Step();
+    const bool last = h.finished.contains(20);
+    EXPECT_EQ(plan.num_extend_rows, last ? 2 : 1);
+  }
+}
+
 TEST(Order, PriorityThenArrivalAndNeverTheId) {
   Harness h({.pages = 64, .seqs = 1, .budget = 64});
   h.Submit(50, Sequence(0, 5), 1);

@@ -18,6 +18,7 @@ from tokenspeed.benchmark.workload import Session
 __all__ = ["RunConfig", "Runner", "first_model"]
 
 _CHAT = "chat"
+_PATHS = {_CHAT: "/v1/chat/completions", "completions": "/v1/completions", "generate": "/generate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class RunConfig:
     """How requests are sent.
 
     Attributes:
-        endpoint: ``chat`` or ``completions``.
+        endpoint: ``chat``, ``completions``, or ``generate``, which sends ids: the texts' words are their numbers.
         max_concurrency: requests in flight at most.
         request_rate: sessions begun per second, Poisson arrivals; 0 begins each as soon as ``max_concurrency`` allows.
         warmup: requests sent before the clock starts; they are not counted.
@@ -53,7 +54,7 @@ class Runner:
         self.config = config
         self._on_request = on_request
         self._slots = asyncio.Semaphore(config.max_concurrency)
-        self._path = "/v1/chat/completions" if config.endpoint == _CHAT else "/v1/completions"
+        self._path = _PATHS[config.endpoint]
 
     async def warm_up(self, session: Session) -> list[Record]:
         """Send ``config.warmup`` requests that share no text with the run, so that the cache stays cold for it. ``session`` gives the text."""
@@ -88,6 +89,16 @@ class Runner:
 
     def _body(self, session: Session, turn: int, history: list[dict[str, str]]) -> bytes:
         config = self.config
+        texts = [session.system, *(message["content"] for message in history), session.turns[turn]]
+        if config.endpoint == "generate":
+            sampling = {
+                "max_new_tokens": config.output_len,
+                "temperature": config.temperature,
+                "ignore_eos": config.ignore_eos,
+            }
+            ids = [int(word) for text in texts for word in text.split()]
+            native: dict[str, Any] = {"input_ids": ids, "sampling_params": sampling, "stream": True}
+            return msgspec.json.encode(native | dict(config.extra_body))
         body: dict[str, Any] = {
             "model": config.model,
             "max_tokens": config.output_len,
@@ -101,7 +112,6 @@ class Runner:
             system = [{"role": "system", "content": session.system}] if session.system else []
             body["messages"] = [*system, *history, {"role": "user", "content": session.turns[turn]}]
         else:
-            texts = [session.system, *(message["content"] for message in history), session.turns[turn]]
             body["prompt"] = " ".join(text for text in texts if text)
         return msgspec.json.encode(body | dict(config.extra_body))
 
@@ -132,6 +142,14 @@ class Runner:
 def _take_event(record: Record, event: dict[str, Any], now: float) -> None:
     if event.get("error"):
         record.error = str(event["error"])[:300]
+    if "output_ids" in event:  # the native route
+        meta = event["meta_info"]
+        record.prompt_tokens, record.completion_tokens = meta["prompt_tokens"], meta["completion_tokens"]
+        record.cached_tokens = meta["cached_tokens"]
+        record.finish = (meta["finish_reason"] or {}).get("type", record.finish)
+        if event["output_ids"]:
+            record.add_text(" ".join(map(str, event["output_ids"])), now)
+        return
     usage = event.get("usage")
     if usage:
         record.prompt_tokens = usage.get("prompt_tokens", record.prompt_tokens)

@@ -28,6 +28,7 @@ class WorkloadConfig:
         output_len: ``max_tokens`` of each request.
         prefix_len: tokens in front that all requests share.
         sessions, turns: conversations of ``agent`` and the requests of each; every turn sends the whole history.
+        vocab_size: where not 0, a prompt's words are the decimal numbers of random ids below it, for a server without a tokenizer.
         think_time_s: mean pause between the end of an answer and the next turn, exponentially distributed.
     """
 
@@ -40,6 +41,7 @@ class WorkloadConfig:
     turns: int
     think_time_s: float
     seed: int
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +65,14 @@ def load_tokenizer(path: str) -> Any:
         raise ValueError(f"cannot read the tokenizer {file}: {error}") from None
 
 
-def _text_maker(tokenizer: Any, rng: random.Random) -> Callable[[int, str], str]:
-    """A function ``(tokens, first word) -> text`` of exactly that many tokens with a tokenizer, of that many words without."""
+def _text_maker(tokenizer: Any, rng: random.Random, vocab_size: int) -> Callable[[int, str], str]:
+    """A function ``(tokens, first word) -> text`` of exactly that many tokens with a tokenizer, of that many words or ids without."""
 
     def make(count: int, first: str) -> str:
         if count <= 0:
             return ""
+        if vocab_size:
+            return " ".join(str(rng.randrange(vocab_size)) for _ in range(count))
         words = [first]
         while True:
             words += [rng.choice(_WORDS) for _ in range(count)]
@@ -84,7 +88,7 @@ def _text_maker(tokenizer: Any, rng: random.Random) -> Callable[[int, str], str]
 def make_sessions(config: WorkloadConfig, tokenizer: Any = None) -> list[Session]:
     """The run's conversations; ``random`` and ``shared-prefix`` are sessions of one turn. The same config gives the same texts."""
     rng = random.Random(config.seed)
-    make = _text_maker(tokenizer, rng)
+    make = _text_maker(tokenizer, rng, config.vocab_size)
     agent = config.kind == "agent"
     system = make(config.prefix_len, f"rules{config.seed}") if config.kind != "random" else ""
     count, turns = (config.sessions, config.turns) if agent else (config.num_prompts, 1)

@@ -32,7 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     serve.add_argument("--model", help="model name to send (default: the first that the server lists)")
     serve.add_argument("--api-key", default="", help="sent as a bearer token")
-    serve.add_argument("--endpoint", choices=("chat", "completions"), help="default: chat for agent, else completions")
+    serve.add_argument(
+        "--endpoint",
+        choices=("chat", "completions", "generate"),
+        help="generate sends ids (with --vocab-size); default: chat for agent, else completions",
+    )
+    serve.add_argument(
+        "--vocab-size",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="send random ids below N, for a server without a tokenizer: --endpoint generate",
+    )
     serve.add_argument(
         "--workload",
         choices=_WORKLOADS,
@@ -124,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
     from tokenspeed.benchmark.wire import WireError
     from tokenspeed.benchmark.workload import load_tokenizer, make_sessions
 
+    if bool(args.vocab_size) != (args.endpoint == "generate"):
+        raise ConfigError("--vocab-size and --endpoint generate belong together: that route alone takes ids here")
     try:
         tokenizer = load_tokenizer(args.tokenizer) if args.tokenizer else None
         workload = _workload(args)
@@ -164,6 +177,7 @@ def _workload(args: argparse.Namespace) -> WorkloadConfig:
         turns=args.turns,
         think_time_s=args.think_time,
         seed=args.seed,
+        vocab_size=args.vocab_size,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -23,6 +24,7 @@ from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.grammar_setup import GrammarParts, build_grammars, load_grammar_parts
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
+from tokenspeed.engine.tiers import CacheSource, Tiers, make_cache
 from tokenspeed.errors import ConfigError, ModelError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
 from tokenspeed.interfaces.kernel import KernelContext, KernelRequest
@@ -38,6 +40,7 @@ from tokenspeed.messages import EngineInfo
 from tokenspeed.plugins.events import ModelLoadedContext
 from tokenspeed.plugins.kernel_select import KernelRegistry
 from tokenspeed.plugins.selection import load_target
+from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.forward import eager
 from tokenspeed.runtime.graphs import DecodeGraphs, capture_sizes
@@ -58,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """What one rank runs with. ``load_seconds`` is how long the weights took."""
+    """What one rank runs with. ``load_seconds`` is how long the weights took; ``cache`` are the tiers below the device, if any."""
 
     executor: ModelExecutor
     platform: Platform
@@ -66,6 +69,7 @@ class Rank:
     weight_bytes: int
     vocab_size: int
     load_seconds: float
+    cache: CacheExecutor | None = None
     grammar: GrammarParts = field(default_factory=GrammarParts)
 
 
@@ -102,6 +106,9 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
     backends = _bind_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
     grammar = load_grammar_parts(assembly, vocab_size=_vocab_size(assembly))
     executor = _executor(assembly, platform, model, pool, kernels, backends, plan_shape, grammar)
+    cache = make_cache(assembly, platform, pool, rank=rank, world_size=world_size)
+    if cache is not None:
+        executor.use_cache(cache)
     return Rank(
         executor=executor,
         platform=platform,
@@ -109,22 +116,31 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         weight_bytes=storage_bytes([*model.parameters(), *model.buffers()]),
         vocab_size=_vocab_size(assembly),
         load_seconds=seconds,
+        cache=cache,
         grammar=grammar,
     )
 
 
 def build_loop(
-    assembly: Assembly, rank: Rank, *, channel: Channel, executor: Executor | None = None
+    assembly: Assembly,
+    rank: Rank,
+    *,
+    channel: Channel,
+    executor: Executor | None = None,
+    cache: CacheSource | None = None,
 ) -> tuple[EventLoop, EngineInfo]:
-    """The loop of rank 0 around ``executor`` (default: the rank's own), and what the engine says of itself."""
+    """The loop of rank 0 around ``executor`` and ``cache`` (default: the rank's own), and what the engine says of itself."""
     config = assembly.config
-    scheduler = Scheduler(scheduler_config(config, num_pages=rank.pool.num_pages))
+    host_pages = rank.cache.host.num_pages if rank.cache is not None else ()
+    scheduler = Scheduler(scheduler_config(config, num_pages=rank.pool.num_pages, host_pages=host_pages))
+    cache = cache or rank.cache
     grammars = build_grammars(rank.grammar)
     gauges = Gauges(scheduler, grammars)
     info = _info(assembly, rank)
     loop = EventLoop(
         scheduler=scheduler,
         executor=executor or rank.executor,
+        tiers=Tiers(scheduler, cache) if cache is not None else None,
         admission=Admission(
             vocab_size=rank.vocab_size,
             end_ids=end_token_ids(assembly.model.config, assembly.model.generation),
@@ -301,6 +317,7 @@ def _executor(
     apply_bitmask = kernels.select(
         KernelRequest(family="sampling", mode="apply_bitmask", dtype="fp32", shape={"vocab_size": vocab_size})
     )
+    draw = kernels.select(dataclasses.replace(request, mode="draw"))
     max_rows, max_model_len = _set(config.max_num_seqs), _set(config.max_model_len)
     state = SlotSampling(max_slots=max_rows, vocab_size=vocab_size, device=platform.device)
     # A row may hold a page more than its length needs: the step that reaches the limit is planned with room to spare.
@@ -309,7 +326,7 @@ def _executor(
     executor = ModelExecutor(
         model=model,
         forward=eager(model, [backend for pair in backends for backend in pair]),
-        sampler=Sampler(state, argmax, grammars=grammar.for_slots(max_rows), apply_bitmask=apply_bitmask),
+        sampler=Sampler(state, argmax, grammars=grammar.for_slots(max_rows), apply_bitmask=apply_bitmask, draw=draw),
         state=state,
         tables=tables,
         page_sizes=pool.page_sizes,

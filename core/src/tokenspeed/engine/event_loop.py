@@ -17,10 +17,19 @@ from tokenspeed.engine.channel import Channel
 from tokenspeed.engine.control import Control
 from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.grammars import Grammars
-from tokenspeed.engine.outputs import REASONS, Judgement, judge, output_of, take_prompt_logprobs, token_logprobs
+from tokenspeed.engine.outputs import (
+    OUTCOME_RELOAD,
+    REASONS,
+    Judgement,
+    judge,
+    output_of,
+    take_prompt_logprobs,
+    token_logprobs,
+)
 from tokenspeed.engine.rate_limit import RateLimitedLog
 from tokenspeed.engine.requests import Admission, LiveRequest
 from tokenspeed.engine.scheduling import REFUSED_PARAMS, request_spec
+from tokenspeed.engine.tiers import Load, Tiers
 from tokenspeed.errors import RequestError
 from tokenspeed.messages import (
     AbortRequest,
@@ -42,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 #: How long to wait for messages where requests wait and no plan can run; nothing in the engine itself would change that.
 _STALLED_S = 0.01
+#: The same where pages are on their way: a request may wait for them, and nobody wakes the loop when they are there.
+_MOVING_S = 0.001
 
 
 def now_us() -> int:
@@ -68,6 +79,7 @@ class _Flight:
     step: PendingStep
     began_us: int
     step_us: int
+    loads: tuple[Load, ...] = ()
 
 
 class EventLoop:
@@ -75,6 +87,7 @@ class EventLoop:
 
     Args:
         grammars: where requests wait for their grammars; refuses them all unless given.
+        tiers: told of cache operations; ``None`` without a host tier.
         overlap_depth: plans that may be executed before the results of the plan before them are advanced; 0 or 1.
         clock: microseconds; another one than ``now_us`` makes times repeatable.
     """
@@ -89,6 +102,7 @@ class EventLoop:
         control: Control,
         gauges: Gauges,
         grammars: Grammars | None = None,
+        tiers: Tiers | None = None,
         overlap_depth: int = 0,
         clock: Callable[[], int] = now_us,
     ) -> None:
@@ -99,6 +113,7 @@ class EventLoop:
         self._control = control
         self._gauges = gauges
         self._grammars = grammars or Grammars()
+        self._tiers = tiers
         self._depth = overlap_depth
         self._clock = clock
         self._flights: deque[_Flight] = deque()
@@ -114,8 +129,15 @@ class EventLoop:
         while not self._control.stopping:
             self.take(self._channel.receive(wait_s))
             progressed = self.step()
-            wait_s = 0 if progressed else (_STALLED_S if self.busy else None)
+            wait_s = 0 if progressed else self._patience_s
         self._end_all()
+
+    @property
+    def _patience_s(self) -> float | None:
+        """How long to wait for messages when there was nothing to run."""
+        if self._tiers is not None and self._tiers.busy:
+            return _MOVING_S
+        return _STALLED_S if self.busy else None
 
     @property
     def busy(self) -> bool:
@@ -126,6 +148,7 @@ class EventLoop:
         """Plan, execute, advance, emit. False when there was nothing to run."""
         if self._grammars.busy:
             self._take_grammars()
+        told = self._tiers is not None and self._tiers.tell()
         plan = self._plan()
         if plan is not None:
             self._flights.append(self._execute(plan))
@@ -134,7 +157,7 @@ class EventLoop:
             flight = self._flights.popleft()
             self._emit(flight, *self._advance(flight))
         self._send(idle=plan is None and not ready)
-        return plan is not None or ready > 0
+        return plan is not None or ready > 0 or told
 
     def _plan(self) -> ExecutionPlan | None:
         """The next plan; ``None`` when it has no rows."""
@@ -146,7 +169,8 @@ class EventLoop:
         self._ended(plan.finished_ids.tolist(), plan.finished_reasons.tolist())
         if plan.num_rows:
             return plan
-        if len(plan.delta_page):  # pages that turned out to be in the cache twice were exchanged
+        # Pages that turned out to be in the cache twice were exchanged, or cache operations begin.
+        if len(plan.delta_page) or (self._tiers is not None and plan.num_transfers):
             self._executor.execute(plan)
         return None
 
@@ -159,7 +183,8 @@ class EventLoop:
             if (request := self._by_id.get(ids[row])) is not None:
                 new.append(request.enter_slot(int(plan.slots[row]), int(plan.context_lens[row]), began))
         step = self._executor.execute(plan, new)
-        return _Flight(plan.plan_id, ids, step, began, self._clock() - began if step.done else 0)
+        loads = self._tiers.loads(plan) if self._tiers is not None else ()
+        return _Flight(plan.plan_id, ids, step, began, self._clock() - began if step.done else 0, loads)
 
     def _advance(self, flight: _Flight) -> tuple[list[Judgement], AdvanceResult]:
         """Judge the rows' tokens and tell the scheduler; waits for the step where the device still works on it."""
@@ -168,12 +193,21 @@ class EventLoop:
         if not step_us:  # the device began with it when the step before it had ended
             now = self._clock()
             step_us, self._ended_us = now - max(flight.began_us, self._ended_us), now
+        reloads = self._tiers.failed_rows(flight.loads) if self._tiers is not None else []
+        self._void(flight, reloads)
         requests = [self._by_id.get(number) for number in flight.ids]
         take_prompt_logprobs(requests, result.prompt_logprobs)
         judgements, counts, outcomes = judge(requests, result)
+        counts[reloads], outcomes[reloads] = 0, OUTCOME_RELOAD
         self._gauges.stepped(sum(len(judgement.tokens) for judgement in judgements))
         advanced = self._scheduler.advance(flight.plan_id, counts, result.tokens, outcomes, step_us)
         return judgements, advanced
+
+    def _void(self, flight: _Flight, rows: Sequence[int]) -> None:
+        """Rows that read pages which had not come: nothing that they or their successors in flight yield is their requests'."""
+        for number in {flight.ids[row] for row in rows}:
+            for each in (flight, *self._flights):
+                each.ids = [0 if other == number else other for other in each.ids]
 
     def _emit(self, flight: _Flight, judgements: list[Judgement], advanced: AdvanceResult) -> None:
         """Tell what the rows yielded and which requests ended with it."""
@@ -310,8 +344,11 @@ class EventLoop:
         self.close()
 
     def close(self) -> None:
-        """Give back what lives outside this process; the loop cannot be used any more."""
+        """Give back what lives outside this process; the loop cannot be used any more. Pages on their way to host and store get there first, within reason."""
         self._grammars.close()
+        if self._tiers is not None:
+            self._tiers.close(self._plan)
+            self._tiers = None
 
 
 def _logprobs_by_row(result: StepResult) -> dict[int, list[TokenLogprobs]]:

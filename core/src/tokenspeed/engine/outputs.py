@@ -18,6 +18,7 @@ __all__ = [
     "OUTCOME_CONTINUE",
     "OUTCOME_FAIL",
     "OUTCOME_FINISH",
+    "OUTCOME_RELOAD",
     "REASONS",
     "Judgement",
     "judge",
@@ -25,7 +26,7 @@ __all__ = [
     "take_prompt_logprobs",
 ]
 
-OUTCOME_CONTINUE, OUTCOME_FINISH, OUTCOME_FAIL = 0, 1, 2
+OUTCOME_CONTINUE, OUTCOME_FINISH, OUTCOME_FAIL, OUTCOME_RELOAD = 0, 1, 2, 3
 
 #: The scheduler's finish reasons as clients know them.
 REASONS: Mapping[int, FinishReason] = {

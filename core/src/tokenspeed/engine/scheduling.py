@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from tokenspeed import _scheduler
 from tokenspeed._scheduler import CacheGroupConfig, RequestSpec, SchedulerConfig, SubmitRefusal
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.requests import LiveRequest
@@ -21,17 +23,42 @@ REFUSED_PARAMS = {
 }
 
 
-def scheduler_config(config: EngineConfig, *, num_pages: Sequence[int]) -> SchedulerConfig:
-    """The scheduler's configuration for resolved settings; ``num_pages`` per cache group. Every rank makes the same one, for the sizes of its buffers."""
+def scheduler_config(
+    config: EngineConfig, *, num_pages: Sequence[int], host_pages: Sequence[int] = ()
+) -> SchedulerConfig:
+    """The scheduler's configuration for resolved settings; pages per cache group, and host pages where there is a host tier. Every rank makes the same one,
+    for the sizes of its buffers.
+    """
     return SchedulerConfig(
-        groups=[CacheGroupConfig(page_size=_set(config.block_size), num_pages=pages) for pages in num_pages],
+        groups=[
+            CacheGroupConfig(
+                page_size=_set(config.block_size), num_pages=pages, **({"host_pages": host} if host else {})
+            )
+            for pages, host in zip(num_pages, host_pages or [0] * len(num_pages), strict=True)
+        ],
         max_num_seqs=_set(config.max_num_seqs),
         max_batched_tokens=_set(config.chunked_prefill_size),
         max_model_len=_set(config.max_model_len),
         overlap_depth=0 if config.disable_overlap_schedule else 1,
         enable_prefix_caching=config.enable_prefix_caching,
         max_step_us=int((config.max_step_ms or 0.0) * 1000),
+        **(_tier_settings(config) if host_pages else {}),
     )
+
+
+def _tier_settings(config: EngineConfig) -> dict[str, Any]:
+    policies = _scheduler.WritePolicy
+    return {
+        "write_policy": {
+            "write-through": policies.THROUGH,
+            "write-on-evict": policies.ON_EVICT,
+            "selective": policies.SELECTIVE,
+        }[config.kvstore_write_policy],
+        "l3": config.kvstore is not None,
+        "prefetch_threshold": config.prefetch_threshold,
+        # A look-up and a load, each with its deadline.
+        "prefetch_timeout_us": int(config.kvstore_timeout_ms * 2000),
+    }
 
 
 def request_spec(request: LiveRequest) -> RequestSpec:

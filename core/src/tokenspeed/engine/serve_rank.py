@@ -12,8 +12,10 @@ from tokenspeed.engine.bootstrap import bootstrap
 from tokenspeed.engine.build import Rank, build_loop, build_rank
 from tokenspeed.engine.channel import ZmqChannel
 from tokenspeed.engine.lifeline import Lifeline
+from tokenspeed.engine.rank_caches import RankCaches
 from tokenspeed.engine.ranks import FollowerLoop, LeaderExecutor, PlanSender
 from tokenspeed.engine.start import EngineStart
+from tokenspeed.engine.tiers import CacheSource
 from tokenspeed.messages import EngineReady
 from tokenspeed.plugins.events import EngineReadyContext, ShutdownContext
 from tokenspeed.plugins.plan import PluginPlan
@@ -32,9 +34,13 @@ def serve_rank(start: EngineStart, channel: ZmqChannel | None, lifeline: Lifelin
         gc.collect()
         gc.freeze()
         if channel is None:
-            FollowerLoop(rank.executor, _addresses(start)[start.rank - 1], on_end=lifeline.stop).run()
+            address, answers = _addresses(start)[start.rank - 1], start.address("cache-answers")
+            FollowerLoop(rank.executor, address, on_end=lifeline.stop, cache=rank.cache, answers=answers).run()
         else:
-            _lead(assembly, rank, channel, sender, lifeline, began_s)
+            cache: CacheSource | None = rank.cache
+            if rank.cache is not None and start.world_size > 1:
+                cache = RankCaches(rank.cache, start.address("cache-answers"), start.world_size)
+            _lead(assembly, rank, channel, sender, lifeline, began_s, cache)
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
         raise
@@ -43,10 +49,17 @@ def serve_rank(start: EngineStart, channel: ZmqChannel | None, lifeline: Lifelin
 
 
 def _lead(
-    assembly: Assembly, rank: Rank, channel: ZmqChannel, sender: PlanSender | None, lifeline: Lifeline, began_s: float
+    assembly: Assembly,
+    rank: Rank,
+    channel: ZmqChannel,
+    sender: PlanSender | None,
+    lifeline: Lifeline,
+    began_s: float,
+    cache: CacheSource | None,
 ) -> None:
-    executor = rank.executor if sender is None else LeaderExecutor(rank.executor, sender)
-    loop, info = build_loop(assembly, rank, executor=executor, channel=channel)
+    tiers = rank.cache is not None
+    executor = rank.executor if sender is None else LeaderExecutor(rank.executor, sender, tiers=tiers)
+    loop, info = build_loop(assembly, rank, executor=executor, channel=channel, cache=cache)
     assembly.events.engine_ready(
         EngineReadyContext(model_name=assembly.config.model, kv_pages=info.kv_pages, seconds=time.monotonic() - began_s)
     )

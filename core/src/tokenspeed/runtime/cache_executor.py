@@ -112,6 +112,12 @@ class CacheExecutor:
         """Operations that were begun and not told of yet."""
         return len(self._pages)
 
+    def begin_plan(self, plan: object) -> None:
+        """Start what ``plan`` asks for."""
+        ops = CacheOps.of(plan)
+        if ops is not None:
+            self.begin(ops)
+
     def begin(self, ops: CacheOps) -> None:
         """Start everything. Loads come last: they share the way with what they would wait for."""
         self._copies.write_back(

@@ -49,24 +49,32 @@ class CacheOps:
 
     @classmethod
     def of(cls, plan: Any) -> CacheOps | None:
-        """The operations of ``plan``, whose arrays have the same names; ``None`` where it has none."""
+        """The operations of ``plan``, whose arrays have the same names or which carries them whole; ``None`` where it has none."""
+        if hasattr(plan, "cache_ops"):
+            carried: CacheOps | None = plan.cache_ops
+            return carried
         if not any(len(getattr(plan, name)) for name in _NUMBERS):
             return None
         return cls(**{name: np.array(getattr(plan, name)) for name in FIELDS})
 
-    @property
-    def numbers(self) -> list[int]:
-        """Of all operations, each once."""
-        return sorted({number for name in _NUMBERS for number in getattr(self, name).tolist()})
+    def pack(self) -> list[bytes]:
+        """The arrays' bytes, field by field."""
+        return [getattr(self, name).tobytes() for name in FIELDS]
 
-    @property
-    def load_numbers(self) -> dict[int, int]:
-        """Row (or -1) by number of each load-back."""
-        return dict(zip(self.load_back_op.tolist(), self.load_back_row.tolist(), strict=True))
+    @classmethod
+    def unpack(cls, packed: list[bytes]) -> CacheOps:
+        """What ``pack`` packed."""
+        return cls(**{name: _array(name, data) for name, data in zip(FIELDS, packed, strict=True)})
 
 
 FIELDS = tuple(field.name for field in fields(CacheOps))
 _NUMBERS = tuple(name for name in FIELDS if name.endswith("_op"))
+
+
+def _array(name: str, data: bytes) -> npt.NDArray[Any]:
+    if name.endswith("_hash"):
+        return np.frombuffer(data, dtype=np.uint8).reshape(-1, 16)
+    return np.frombuffer(data, dtype=np.int64 if name.endswith("_op") else np.int32)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 
 from tokenspeed.interfaces.model import CausalLM
 from tokenspeed.runtime.batch import BatchBuilder
+from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.forward import Forward
 from tokenspeed.runtime.graphs import DecodeGraphs
 from tokenspeed.runtime.logprobs import gather_logprobs
@@ -55,6 +56,7 @@ class ModelExecutor:
         self._device = device
         #: (slots + 1) int64, the token each slot sampled last; the last entry is the spare slot's
         self.last_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self._cache: CacheExecutor | None = None
         self._graphs: DecodeGraphs | None = None
         self._mixed: MixedGraphs | None = None
         self._builder = BatchBuilder(
@@ -66,6 +68,10 @@ class ModelExecutor:
             device=device,
         )
 
+    def use_cache(self, cache: CacheExecutor) -> None:
+        """Carry out the cache operations of plans with ``cache``."""
+        self._cache = cache
+
     def use_graphs(self, graphs: DecodeGraphs, mixed: MixedGraphs | None = None) -> None:
         """Replay ``graphs`` and ``mixed`` for the steps that they serve."""
         self._graphs, self._mixed = graphs, mixed
@@ -76,6 +82,8 @@ class ModelExecutor:
         for request in new:
             self._sampler.load(request)
         self._tables.apply(plan.delta_group, plan.delta_slot, plan.delta_index, plan.delta_page)
+        if self._cache is not None:
+            self._cache.begin_plan(plan)
         if not plan.num_rows:
             return PendingStep(result=_nothing(0, []))
         if self._graphs is not None and self._graphs.serves(plan):
@@ -102,6 +110,7 @@ class ModelExecutor:
 
     def _replay(self, graphs: DecodeGraphs, plan: PlanView) -> PendingStep:
         """A step of decodes alone, all of which sample."""
+        self._before_graph()
         output = graphs.replay(plan)
         rows = np.arange(plan.num_rows)
         if not self._state.rows(plan.slots).plain:
@@ -112,6 +121,7 @@ class ModelExecutor:
 
     def _replay_mixed(self, graphs: MixedGraphs, plan: PlanView) -> PendingStep:
         """A step of pieces of prompts and decodes."""
+        self._before_graph()
         output, place = graphs.replay(plan)
         sampling = np.flatnonzero(plan.flags & SAMPLES)
         rows, slots = plan.num_rows, plan.slots[sampling]
@@ -121,6 +131,11 @@ class ModelExecutor:
             return self._pending(rows, sampling, slots, sampled, [])
         drawn = Download(output.tokens)
         return PendingStep(lambda: _scatter(rows, sampling, drawn.wait()[place, None], None, []))
+
+    def _before_graph(self) -> None:
+        """What is captured cannot wait for pages layer by layer."""
+        if self._cache is not None:
+            self._cache.wait_layers()
 
     def _wants_prompt_logprobs(self, plan: PlanView) -> bool:
         return bool(len(self._state.wanting_prompt_logprobs(plan.slots[: plan.num_extend_rows])))

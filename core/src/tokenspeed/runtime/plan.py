@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenspeed.messages.to_engine import SamplingParams
+from tokenspeed.runtime.cache_ops import CacheOps
 
 __all__ = ["NEW_IN_SLOT", "SAMPLES", "PlanArrays", "PlanView", "SlotGrammar", "SlotRequest"]
 
@@ -71,6 +72,7 @@ class PlanArrays:
     delta_index: Int32
     delta_page: Int32
     prefix_intervals: Int32
+    cache_ops: CacheOps | None = None
 
 
 class SlotGrammar(msgspec.Struct, array_like=True, frozen=True):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenspeed.runtime.draw import draw
+from tokenspeed.builtin.kernels.sampling import draw as reference_draw
 from tokenspeed.runtime.grammar import GrammarMasks, SlotGrammars
 from tokenspeed.runtime.logprobs import LogprobRows, gather_logprobs
 from tokenspeed.runtime.plan import SlotRequest
@@ -53,6 +53,7 @@ class Sampler:
         argmax: kernel ``sampling.argmax``: (R, V) -> (R) int64, lowest index of ties, -1 for a row with NaN.
         grammars: masks of rows with a grammar; ``None`` where no request can have one.
         apply_bitmask: kernel ``sampling.apply_bitmask``, for those.
+        draw: kernel ``sampling.draw``, for rows with a temperature.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Sampler:
         *,
         grammars: SlotGrammars | None = None,
         apply_bitmask: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None,
+        draw: Callable[..., torch.Tensor] = reference_draw,
     ) -> None:
         self._state = state
         self._argmax = argmax
         self._grammars = grammars
         self._apply_bitmask = apply_bitmask
+        self._draw = draw
 
     def load(self, request: SlotRequest) -> None:
         """Take over ``request.slot`` for a request."""
@@ -88,7 +91,8 @@ class Sampler:
         if rows.plain:
             tokens, bad = guard(self._argmax(logits), logits)
             return _result(tokens, bad)
-        logits = logits.float()
+        if not rows.only_random:
+            logits = logits.float()
         untouched = None
         if rows.logprobs is not None:
             untouched = logits[to_device(rows.logprobs, logits.device)]
@@ -96,10 +100,11 @@ class Sampler:
         logits = self._adjust(logits, rows, positions, masks)
         tokens, bad = guard(self._argmax(logits), logits)
         if rows.random is not None:
-            index = rows.random.index
-            where = to_device(positions.astype(np.int64), logits.device)
-            some = logits if len(index) == len(logits) else logits[index]
-            drawn = draw(some, rows.random, where[index])
+            random, index = rows.random, rows.random.index
+            where = to_device(positions.astype(np.int64), logits.device)[index]
+            drawn = self._draw(
+                logits, index, random.temperature, random.top_k, random.top_p, random.min_p, random.seeds, where
+            )
             tokens[index] = torch.where(bad[index], -1, drawn)
         faults: dict[int, str] = {}
         if masks is not None and rows.grammar is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +79,11 @@ class SamplingRows:
             and self.logprobs is None
             and self.grammar is None
         )
+
+    @property
+    def only_random(self) -> bool:
+        """Rows draw or take the largest of the logits as the model gave them."""
+        return dataclasses.replace(self, random=None).plain
 
 
 class SlotSampling:

@@ -50,10 +50,13 @@ class StoreGuard:
     ``load`` and ``count`` come from one thread, ``save`` and ``delete`` from one other; ``page_bytes`` is the largest page that will be asked for.
 
     Args:
+        patience_s: deadline of opening and of probes.
         timeout_s: deadline of each call of the store. An operation of many pages takes several, and begins none after its own deadline.
     """
 
-    def __init__(self, make: MakeStore, namespaces: Sequence[KVNamespace], *, timeout_s: float) -> None:
+    def __init__(
+        self, make: MakeStore, namespaces: Sequence[KVNamespace], *, timeout_s: float, patience_s: float = 5.0
+    ) -> None:
         self.namespaces = tuple(namespaces)
         self.counters = StoreCounters()
         self._timeout_s = timeout_s
@@ -67,7 +70,7 @@ class StoreGuard:
 
         size = self._frames * self._frame_bytes
         self._loads, self._saves = (
-            StoreLane(make, name=name, staging_bytes=size, probe=probe, timeout_s=timeout_s)
+            StoreLane(make, name=name, staging_bytes=size, probe=probe, patience_s=max(patience_s, timeout_s))
             for name in ("loads", "saves")
         )
 
@@ -78,7 +81,8 @@ class StoreGuard:
 
     def open(self) -> None:
         """Connect. Raises ``ConfigError`` where the store says that a user must change something; one that does not answer is tried again later."""
-        self._loads.open()
+        for lane in self.lanes:
+            lane.open()
 
     def close(self) -> None:
         """End the threads; a store that hangs is left behind."""

@@ -1,8 +1,8 @@
 """One thread, one store object, and a clock on every call: what hangs is left behind, what fails is tried again later and not by a request.
 
 States: *up* takes calls. A call that raises or passes its deadline makes the lane *down*: calls are refused at once, until a probe that the lane sends by
-itself, after a pause that grows, is answered in time. A thread that hangs cannot be ended; it keeps its store and its staging memory, which nobody else
-touches, and the probe goes to a new one.
+itself, after a pause that grows, is answered in time by a new object. A thread that hangs cannot be ended; it keeps its store and its staging memory, which
+nobody else touches.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ T = TypeVar("T")
 #: Makes a store over staging memory of its own.
 MakeStore = Callable[[npt.NDArray[np.uint8]], KVStore]
 
+#: How long opening and a probe may take where calls have less: nobody waits for them, and a library may need a while to find its cluster.
+_PATIENCE_S = 5.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 #: Threads that may hang at once: a store that swallows every probe must not fill the process.
@@ -93,6 +96,11 @@ class _Worker:
     def post(self, call: _Call) -> None:
         self._calls.put(call)
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """The store's own."""
+        return self.store.counters if self.store is not None else {}
+
     def end(self) -> None:
         """Close the store and end the thread, once what it does now has ended."""
         self._calls.put(None)
@@ -121,19 +129,26 @@ class StoreLane:
         make: makes the store.
         staging_bytes: memory for the frames of one call.
         probe: a call that shows whether the store answers.
-        timeout_s: deadline of opening and of probes.
+        patience_s: deadline of opening and of probes.
     """
 
     def __init__(
-        self, make: MakeStore, *, name: str, staging_bytes: int, probe: Callable[[KVStore], Any], timeout_s: float
+        self,
+        make: MakeStore,
+        *,
+        name: str,
+        staging_bytes: int,
+        probe: Callable[[KVStore], Any],
+        patience_s: float = _PATIENCE_S,
     ) -> None:
         self.name = name
         self.stats = LaneStats()
         self._make = make
         self._staging_bytes = staging_bytes
         self._probe = probe
-        self._timeout_s = timeout_s
+        self._patience_s = patience_s
         self._worker: _Worker | None = None
+        self._past: Counter[str] = Counter()
         self._hanging: list[_Worker] = []
         self._down = False
         self._pause_s = _FIRST_PAUSE_S
@@ -147,9 +162,8 @@ class StoreLane:
 
     @property
     def counters(self) -> dict[str, int]:
-        """The store's own."""
-        store = self._worker.store if self._worker else None
-        return dict(store.counters) if store is not None else {}
+        """The stores' own, of all objects so far."""
+        return dict(self._past + Counter(self._worker.counters if self._worker is not None else {}))
 
     def open(self) -> None:
         """Make the store and see whether it answers.
@@ -158,7 +172,7 @@ class StoreLane:
             ConfigError: what the store's constructor says a user must change.
         """
         call = self._post(lambda turn: self._probe(turn.store))
-        if call.done.wait(self._timeout_s) and isinstance(call.error, ConfigError):
+        if call.done.wait(self._patience_s) and isinstance(call.error, ConfigError):
             raise call.error
         self._settle(call)
 
@@ -197,20 +211,23 @@ class StoreLane:
             if call.error is None:
                 return True
             self.stats.failures += 1
+            self._part()
             self._fall(f"{type(call.error).__name__}: {call.error}")
             return False
         call.given_up = True
         self.stats.timeouts += 1
-        self._abandon()
+        if (worker := self._part()) is not None:
+            self._hanging.append(worker)  # what it returns in the end is for nobody
         self._fall("no answer by the deadline")
         return False
 
-    def _abandon(self) -> None:
-        """The worker hangs in its store: what it returns in the end is for nobody."""
-        if self._worker is not None:
-            self._worker.end()
-            self._hanging.append(self._worker)
-            self._worker = None
+    def _part(self) -> _Worker | None:
+        """Part with the worker, which closes its store when it can: an object that has failed is not trusted with the next call."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+            self._past.update(worker.counters)
+        return worker
 
     def _fall(self, reason: str) -> None:
         if not self._down:
@@ -225,7 +242,7 @@ class StoreLane:
         if self._probing is None:
             self._hanging = [worker for worker in self._hanging if worker.thread.is_alive()]
             if now >= self._probe_at_s and len(self._hanging) < _HANGING:
-                self._probing = (self._post(lambda turn: self._probe(turn.store)), now + self._timeout_s)
+                self._probing = (self._post(lambda turn: self._probe(turn.store)), now + self._patience_s)
             return False
         call, until = self._probing
         if not call.done.is_set() and now < until:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tokenspeed.messages.to_engine import SamplingParams
 from tokenspeed.runtime.executor import ModelExecutor
-from tokenspeed.runtime.plan import SAMPLES, PlanArrays
+from tokenspeed.runtime.plan import SAMPLES, PlanArrays, SlotRequest
 
 __all__ = ["made_up_plan", "warm_up"]
 
@@ -35,7 +36,7 @@ def made_up_plan(extends: Sequence[int], decodes: int = 0) -> PlanArrays:
 
 
 def warm_up(executor: ModelExecutor, *, max_rows: int, max_tokens: int, max_model_len: int) -> int:
-    """Steps of many shapes: single tokens, each side of the borders between kernels (powers of two up to 256), the largest step, and mixed ones.
+    """Steps of many shapes: single tokens, each side of the borders between kernels (powers of two up to 256), the largest step, mixed ones, random draws.
 
     Returns:
         Steps that were run.
@@ -52,4 +53,9 @@ def warm_up(executor: ModelExecutor, *, max_rows: int, max_tokens: int, max_mode
         plans.append(made_up_plan([2, 1]))
     for plan in plans:
         executor.execute(plan).result()
-    return len(plans)
+    for bias in ((), ((0, 0.0),)):  # draws from logits as the model gives them, and from adjusted ones
+        request = SlotRequest(
+            slot=0, params=SamplingParams(temperature=1.0, logit_bias=bias), seed=0, end_ids=(), prompt=b""
+        )
+        executor.execute(made_up_plan([1]), [request]).result()
+    return len(plans) + 2

@@ -333,6 +333,33 @@ def _argmax() -> Iterator[KernelCase]:
     yield KernelCase(name="one row", make=lambda g: [_randn(g, 1, 1000)], shape={"vocab": 1000})
 
 
+def _draw() -> Iterator[KernelCase]:
+    def make(g: torch.Generator, vocab: int, scale: float, filters: list[tuple[float, int, float, float]]) -> list[Any]:
+        rows = len(filters)
+        temperature, top_k, top_p, min_p = zip(*filters, strict=True)
+        wide = [torch.tensor(values, dtype=torch.float64) for values in (temperature, top_p, min_p)]
+        seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=g)
+        positions = torch.randint(0, 5000, (rows,), generator=g)
+        index = torch.arange(rows).flip(0) * 2
+        k = torch.tensor(top_k, dtype=torch.int64)
+        return [_randn(g, 2 * rows, vocab, scale=scale), index, wide[0], k, wide[1], wide[2], seeds, positions]
+
+    keep = frozenset({2, 4, 5})
+    for name, vocab, scale, filters in (
+        ("no filter", 3001, 3.0, [(1.0, 0, 1.0, 0.0), (0.5, -1, 1.0, 0.0), (2.0, 3001, 1.0, 0.0)]),
+        ("few tokens", 40, 2.0, [(1.0, 0, 1.0, 0.0), (1.0, 7, 0.75, 0.0)]),
+        ("filters that end early", 3001, 6.0, [(1.0, 20, 1.0, 0.0), (1.0, 0, 0.75, 0.0), (1.0, 50, 0.5, 0.125)]),
+        ("filters that reach far", 3001, 0.5, [(1.0, 900, 1.0, 0.0), (1.5, 0, 0.75, 0.0), (1.0, 700, 0.75, 0.0)]),
+        ("smallest share", 3001, 1.0, [(1.0, 0, 1.0, 0.5), (1.0, 0, 1.0, 0.015625), (1.0, 0, 0.875, 0.03125)]),
+    ):
+        yield KernelCase(
+            name=name,
+            make=partial(make, vocab=vocab, scale=scale, filters=filters),
+            shape={"vocab": vocab},
+            keep=keep,
+        )
+
+
 def _apply_bitmask() -> Iterator[KernelCase]:
     def arguments(rows: int, vocab: int, index: list[int], g: torch.Generator) -> list[Any]:
         bits = torch.randint(-(2**31), 2**31, (len(index), -(-vocab // 32)), generator=g).to(torch.int32)
@@ -364,5 +391,6 @@ _MAKERS: dict[str, Callable[[], Iterator[KernelCase]]] = {
     "attention.decode": _decode,
     "attention.extend": _extend,
     "sampling.argmax": _argmax,
+    "sampling.draw": _draw,
     "sampling.apply_bitmask": _apply_bitmask,
 }

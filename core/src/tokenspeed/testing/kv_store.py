@@ -340,7 +340,7 @@ class KVStoreSuite:
         np.testing.assert_array_equal(into[:2], pages[:2])
         assert guard.counters.bad + guard.counters.lost == 1
         assert count(guard, keys) == 2
-        assert save(guard, keys, pages) == 4
+        assert eventually(lambda: save(guard, keys, pages) == 4)  # a store may hold a page for a reader that it was just given to
         loaded, into = load(guard, keys, self.page_bytes)
         assert loaded == 4
         np.testing.assert_array_equal(into, pages)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tokenspeed.builtin.kernels.sampling import draw as reference_draw
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.local import LocalEngine
@@ -234,21 +237,74 @@ def test_seeded_draws_do_not_depend_on_graphs_or_overlap(checkpoint, params):
     assert generated(other, checkpoint.prompts, wanted) == first
 
 
-def test_steady_decode_steps_synchronise_nothing(checkpoint):
+@contextmanager
+def refusing_to_wait():
+    """Whatever makes the host wait for the device raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it does not find every wait
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+        {"temperature": 0.7, "presence_penalty": 0.5, "repetition_penalty": 1.1, "top_p": 0.95},
+        {"temperature": 0.7, "logit_bias": ((5, 2.0),), "min_tokens": 50},
+    ],
+    ids=["greedy", "temperature", "filters", "penalties", "bias and min_tokens"],
+)
+def test_steady_decode_steps_synchronise_nothing(checkpoint, params):
     made = engine(checkpoint)
-    for prompt in checkpoint.prompts:
-        made.add_request(prompt, SamplingParams(max_new_tokens=300, temperature=0.0, ignore_eos=True))
+    for number, prompt in enumerate(checkpoint.prompts):
+        made.add_request(prompt, SamplingParams(max_new_tokens=300, ignore_eos=True, seed=number, **params))
     for _ in range(20):
         made.step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         for _ in range(100):
             assert made.step()
         made.add_request(checkpoint.prompts[5], GREEDY)  # and a prompt that arrives meanwhile
         for _ in range(20):
             assert made.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("vocab", [151936, 49152, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
+def test_draws_on_the_device_are_those_of_the_definition(vocab, dtype, scale):
+    """The same token for each row whatever the filters, and whatever other rows there are."""
+    from tokenspeed_plugin_kernels_triton.draw import draw
+
+    filters = [
+        (t, k, p, m)
+        for t in (0.6, 1.0, 1.7)
+        for k, p, m in ((0, 1.0, 0.0), (1, 1.0, 0.0), (20, 0.9, 0.0), (50, 0.95, 0.02), (500, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.99, 0.001), (0, 1.0, 0.05))
+    ]  # fmt: skip
+    temperature, top_k, top_p, min_p = zip(*filters, strict=True)
+    generator = torch.Generator().manual_seed(vocab)
+    rows = len(filters)
+    logits = (torch.randn(rows, vocab, generator=generator) * scale).to(dtype).cuda()
+    fields = [
+        torch.tensor(values, dtype=kind, device="cuda")
+        for values, kind in ((temperature, torch.float64), (top_k, torch.int64), (top_p, torch.float64), (min_p, torch.float64))
+    ]  # fmt: skip
+    seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator).cuda()
+    index = torch.arange(rows, device="cuda")
+    for first in range(0, 200, 40):
+        positions = torch.arange(first, first + rows, device="cuda")
+        wanted = reference_draw(logits, index, *fields, seeds, positions)
+        with refusing_to_wait():
+            got = draw(logits, index, *fields, seeds, positions)
+        assert torch.equal(got, wanted)
+        some = torch.tensor([17, 3, 9], device="cuda")
+        alone = draw(logits, some, *(field[some] for field in fields), seeds[some], positions[some])
+        assert torch.equal(alone, wanted[some])
 
 
 def test_nothing_compiles_after_ready(checkpoint):

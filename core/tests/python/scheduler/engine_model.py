@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from prefill_model import PrefillModel, PrefillStep
 from tier_model import Tiers
 
 from tokenspeed import _scheduler as ts
@@ -72,6 +73,7 @@ class Step:
 
     plan_id: int
     rows: list[Row] = field(default_factory=list)
+    prefill: PrefillStep = field(default_factory=PrefillStep)
 
 
 class Engine:
@@ -90,6 +92,7 @@ class Engine:
         self.steps: list[Step] = []
         self.now = 0
         self.prefilled = 0
+        self.costs = PrefillModel()
 
     def submit(self, id: int, tokens: list[int], max_new: int = 4, **options: int) -> ts.SubmitResult:
         self.now += 1
@@ -138,6 +141,10 @@ class Engine:
             assert plan.num_extend_rows <= begin < end - 1 < plan.num_rows
             tables = [tuple(step.rows[row].table[first : first + pages]) for row in range(begin, end)]
             assert len(set(tables)) == 1, "rows of an interval differ in a page"
+        queries, contexts = plan.query_lens.tolist(), plan.context_lens.tolist()
+        extends = plan.num_extend_rows
+        chunks = list(zip(queries[:extends], contexts[:extends], strict=True))
+        step.prefill = self.costs.check(chunks, sum(queries[extends:]), self.config.max_batched_tokens, self.page)
         self.ended(plan.finished_ids, plan.finished_reasons)
         if step.rows:
             self.steps.append(step)
@@ -150,7 +157,12 @@ class Engine:
         self.scheduler.check_integrity()
 
     def advance(
-        self, token: int = 7, finish: frozenset[int] = frozenset(), accept: int = 1, loaded: int = 1 << 20
+        self,
+        token: int = 7,
+        finish: frozenset[int] = frozenset(),
+        accept: int = 1,
+        step_us: int = 0,
+        loaded: int = 1 << 20,
     ) -> ts.AdvanceResult:
         """Answers the oldest plan. Each sampling row yields `token`, a decode row up to `accept` times; load backs bring `loaded` pages."""
         step = self.steps.pop(0)
@@ -167,8 +179,12 @@ class Engine:
                     known.lost = row.stay
             if known is not None and known.lost != row.stay:
                 self.compute(row, int(counts[i]), token)
-        result = self.scheduler.advance(step.plan_id, counts, np.full((rows, width), token, np.int32), outcomes)
+        result = self.scheduler.advance(
+            step.plan_id, counts, np.full((rows, width), token, np.int32), outcomes, step_us
+        )
         self.scheduler.check_integrity()
+        self.costs.observe(step.prefill, step_us)
+        assert self.scheduler.stats().context_weight == self.costs.weight
         for i, row in enumerate(step.rows):
             refusal = ts.RowRefusal(int(result.row_refusals[i]))
             known = self.live.get(row.request)

@@ -50,10 +50,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.plan()
 
     @precondition(lambda self: bool(self.engine.steps))
-    @rule(token=st.integers(0, 1), finish=st.booleans(), accept=st.integers(1, 3))
-    def advance(self, token: int, finish: bool, accept: int) -> None:
+    @rule(
+        token=st.integers(0, 1),
+        finish=st.booleans(),
+        accept=st.integers(1, 3),
+        fixed_us=st.integers(0, 500),
+        pair_us=st.sampled_from([0, 1, 5, 100]),
+    )
+    def advance(self, token: int, finish: bool, accept: int, fixed_us: int, pair_us: int) -> None:
         ending = frozenset({min(self.engine.live)}) if finish and self.engine.live else frozenset[int]()
-        self.engine.advance(token, ending, accept)
+        step = self.engine.steps[0].prefill
+        self.engine.advance(token, ending, accept, fixed_us + 10 * step.tokens + int(pair_us * step.attended))
 
     @rule(index=st.integers(0, 30))
     def abort(self, index: int) -> None:

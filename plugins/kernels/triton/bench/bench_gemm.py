@@ -148,7 +148,9 @@ def main() -> None:
     for part in range(parts):
         file = Path(f"{wrong}.{part}")
         failed |= {(m, number): why for m, number, why in json.loads(file.read_text())} if file.exists() else {}
-    print(f"compiled in {time.time() - began:.1f} s, {len(failed)} fail", *list(failed.values())[:6], sep="\n", flush=True)
+    print(
+        f"compiled in {time.time() - began:.1f} s, {len(failed)} fail", *list(failed.values())[:6], sep="\n", flush=True
+    )
     began = time.time()
     gemm, record = SmallGemm(torch.device("cuda")), {}
     for m in a.m:

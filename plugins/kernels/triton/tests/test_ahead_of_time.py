@@ -2,7 +2,7 @@
 
 import pytest
 import triton
-from tokenspeed_plugin_kernels_triton import activation, cache, gemm, gemv, norm, rope, sampling
+from tokenspeed_plugin_kernels_triton import activation, cache, draw, gemm, gemv, norm, rope, sampling
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -12,7 +12,8 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx950": GPUTarget("hip", "gfx950", 64),
 }
-BF, F32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
+BF, F32, F64, I32, I64 = "*bf16", "*fp32", "*fp64", "*i32", "*i64"
+ROWS = {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "N": "i32", "K": "i32"}
 KERNELS = {
     "gemv": (
         gemv.gemv,
@@ -34,8 +35,8 @@ KERNELS = {
         {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "N": "i32", "K": "i32"},
         {"HAS_BIAS": False, "BN": 16, "BK": 256, "SPLIT_K": 1, "EVEN": True, "GATED": True, "PDL": True, "STAGES": 1, "AHEAD": False},
     ),
-    "gemv rows": (gemv.gemv_rows, {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "N": "i32", "K": "i32"}, {"HAS_BIAS": True, "BN": 2, "BK": 4096, "GATED": False, "PDL": True}),
-    "gemv rows gated": (gemv.gemv_rows, {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "N": "i32", "K": "i32"}, {"HAS_BIAS": False, "BN": 1, "BK": 4096, "GATED": True, "PDL": True}),
+    "gemv rows": (gemv.gemv_rows, ROWS, {"HAS_BIAS": True, "BN": 2, "BK": 4096, "GATED": False, "PDL": True}),
+    "gemv rows gated": (gemv.gemv_rows, ROWS, {"HAS_BIAS": False, "BN": 1, "BK": 4096, "GATED": True, "PDL": True}),
     "small_m split": (
         gemm._small_m,
         {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "part_ptr": F32, "count_ptr": I32, "M": "i32", "N": "i32", "K": "i32", "stride_x": "i32"},
@@ -68,6 +69,19 @@ KERNELS = {
         sampling._partial,
         {"x_ptr": BF, "val_ptr": F32, "idx_ptr": I32, "V": "i32", "stride": "i32", "parts": "i32"},
         {"BLOCK": 4096},
+    ),
+    "draw, chunks": (
+        draw._chunks,
+        {"x_ptr": BF, "index_ptr": I64, "temperature_ptr": F64, "largest_ptr": F32, "mass_ptr": F32, "V": "i32", "stride": "i32", "chunks": "i32"},
+        {"CHUNK": 32, "BLOCK": 128},
+    ),
+    "draw": (
+        draw._draw,
+        {
+            "x_ptr": F32, "index_ptr": I64, "temperature_ptr": F64, "top_k_ptr": I64, "top_p_ptr": F64, "min_p_ptr": F64, "seed_ptr": I64,
+            "position_ptr": I64, "largest_ptr": F32, "mass_ptr": F32, "list_ptr": I32, "out_ptr": I64, "V": "i32", "stride": "i32", "chunks": "i32",
+        },
+        {"CHUNK": 32, "CHUNKS": 8192, "SELECT": 128, "ROOM": 256, "STEP": 32, "BLOCK": 2048},
     ),
     "argmax final": (sampling._final, {"val_ptr": F32, "idx_ptr": I32, "out_ptr": I64, "parts": "i32"}, {"BLOCK": 64}),
     "apply_bitmask": (

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenspeed_plugin_kvstore_mooncake import store as module
 from tokenspeed_plugin_kvstore_mooncake.plugin import tokenspeed_kv_stores
+from tokenspeed_plugin_kvstore_mooncake.store import MooncakeStore
 
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStoreContext
@@ -69,7 +69,7 @@ class Cluster(StoreServer):
                 f"-metrics_port={self.metrics}",
                 "-rpc_address=127.0.0.1",
                 "-metrics_host=127.0.0.1",
-                "-default_kv_lease_ttl=100",
+                "-default_kv_lease_ttl=1000",
             )
         ]
         wait_for_port(self.rpc)
@@ -158,7 +158,26 @@ class TestMooncake(ServedStoreSuite):
     spec = SPEC
 
 
-def test_a_library_that_is_missing_is_said_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "mooncake.store", None)
-    with pytest.raises(ConfigError, match="mooncake-transfer-engine-non-cuda"):
-        module.MooncakeStore(KVStoreContext(staging=np.zeros(4096, dtype=np.uint8), timeout_s=1.0))
+def context(**options: Any) -> KVStoreContext:
+    return KVStoreContext(staging=np.zeros(4096, dtype=np.uint8), timeout_s=1.0, options=options)
+
+
+def test_a_library_that_is_missing_is_said_at_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake" / "__init__.py").write_text("raise ImportError('no libibverbs.so.1')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"no libibverbs\.so\.1.*mooncake-transfer-engine-non-cuda"):
+        MooncakeStore(context())
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_process_that_dies_is_a_call_that_fails(host: Cluster) -> None:
+    """The library may crash: the engine goes on, and makes a new object when it tries again."""
+    store = MooncakeStore(context(**host.options))
+    space = KVNamespace(model="m", dtype="float32", layout="NHD", page_size=4, page_bytes=100)
+    assert store.exists(space, [bytes(16)], 5.0) == [False]
+    store._process.kill()
+    store._process.wait()
+    with pytest.raises((EOFError, BrokenPipeError)):
+        store.exists(space, [bytes(16)], 5.0)
+    store.close()

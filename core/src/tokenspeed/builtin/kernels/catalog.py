@@ -41,5 +41,6 @@ REFERENCE_KERNELS: tuple[KernelSpec, ...] = (
     _spec("attention", "decode", _ATTENTION),
     _spec("attention", "extend", _ATTENTION),
     _spec("sampling", "argmax"),
+    _spec("sampling", "draw"),
     _spec("sampling", "apply_bitmask"),
 )

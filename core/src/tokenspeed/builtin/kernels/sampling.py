@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["apply_bitmask", "argmax"]
+from tokenspeed.runtime.draw import draw as draw_rows
+from tokenspeed.runtime.slot_sampling import RandomRows
+
+__all__ = ["apply_bitmask", "argmax", "draw"]
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -13,6 +16,22 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     # argmax of booleans: the first True.
     first = (logits == best).int().argmax(dim=-1)
     return torch.where(logits.isnan().any(dim=-1), -1, first)
+
+
+def draw(
+    logits: torch.Tensor,
+    index: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Seeded draws from the rows ``index`` (n) of logits (R, V): ``runtime.draw``, which see. Waits for the device where the rows are there."""
+    rows = RandomRows(index=index, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds)
+    some = logits if len(index) == len(logits) else logits[index]
+    return draw_rows(some.float(), rows, positions)
 
 
 def apply_bitmask(logits: torch.Tensor, bits: torch.Tensor, rows: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ from tokenspeed_plugin_kernels_triton.activation import silu_and_mul
 from tokenspeed_plugin_kernels_triton.early import early_launch, prefetch_lines
 from tokenspeed_plugin_kernels_triton.gemv import gemv, gemv_rows
 from tokenspeed_plugin_kernels_triton.splitk import store_or_reduce
-from tokenspeed_plugin_kernels_triton.tuning import GATED, MAX_ROWS, GemmConfig, gemm_config
+from tokenspeed_plugin_kernels_triton.tuning import MAX_ROWS, GemmConfig, load_tuning
 
 if TYPE_CHECKING:
     from tokenspeed.interfaces.kernel import KernelContext
@@ -75,8 +75,10 @@ class SmallGemm:
     def __init__(self, device: torch.device, max_elements: int = 1 << 23) -> None:
         self._parts = torch.empty(max_elements, dtype=torch.float32, device=device)
         self._counts = torch.zeros(1 << 16, dtype=torch.int32, device=device)
+        on_gpu = device.type == "cuda"
+        self._tuning = load_tuning(torch.cuda.get_device_name(device) if on_gpu else "")
         #: multiprocessors, whose number says how many programs can run at once
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 2
 
     def __call__(
         self,
@@ -92,7 +94,7 @@ class SmallGemm:
         m, k = x.shape
         n = weight.shape[0] // 2 if gated else weight.shape[0]
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)
-        cfg = config or (GATED if gated else gemm_config(m, n, k))
+        cfg = config or self._tuning.gemm(m, weight.shape[0], k, gated)
         split = cfg.split_k if cfg.split_k * m * n <= self._parts.numel() else 1
         even = n % cfg.bn == 0 and k % (cfg.bk * split) == 0
         grid = (triton.cdiv(n, cfg.bn), split)
@@ -100,7 +102,9 @@ class SmallGemm:
         b = bias if bias is not None else x
         if cfg.programs:
             width = triton.next_power_of_2(k)
-            gemv_rows[(min(grid[0], cfg.programs * self._processors),)](x, weight, b, out, n, k, BK=width, GATED=gated, **common)
+            gemv_rows[(min(grid[0], cfg.programs * self._processors),)](
+                x, weight, b, out, n, k, BK=width, GATED=gated, **common
+            )
             return out
         common |= {"BK": cfg.bk, "SPLIT_K": split, "EVEN": even}
         if cfg.bm == 1:

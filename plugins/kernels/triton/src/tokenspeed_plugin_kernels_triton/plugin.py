@@ -36,5 +36,6 @@ def tokenspeed_kernels() -> list[KernelSpec]:
         _kernel("embedding", "lookup", "cache:lookup", _ALL),
         _kernel("cache", "write", "cache:write", _ALL),
         _kernel("sampling", "argmax", "sampling:argmax", _ALL),
+        _kernel("sampling", "draw", "draw:draw", _ALL),
         _kernel("sampling", "apply_bitmask", "sampling:apply_bitmask", _ALL),
     ]

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from tokenspeed_plugin_kernels_triton import activation, cache, norm, rope, sampling
+from tokenspeed_plugin_kernels_triton import activation, cache, draw, norm, rope, sampling
 from tokenspeed_plugin_kernels_triton.gemm import SmallGemm
 from tokenspeed_plugin_kernels_triton.tuning import GemmConfig
+
+from tokenspeed.builtin.kernels import sampling as reference
+from tokenspeed.testing.kernel_cases import kernel_cases
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +181,12 @@ def test_a_bitmask_denies_tokens_of_its_rows_and_touches_nothing_else(rows, voca
                 expected[row, token] = -torch.inf
     sampling.apply_bitmask(logits, bits, torch.tensor(index))
     assert torch.equal(wide, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", kernel_cases("sampling", "draw"), ids=lambda case: case.name)
+def test_draws_are_those_of_the_definition(case, dtype):
+    logits, index, *rest = case.make(torch.Generator().manual_seed(4))
+    for more in (0, 1000):
+        arguments = [logits.to(dtype), index, *rest[:-1], rest[-1] + more]
+        assert torch.equal(draw.draw(*arguments), reference.draw(*arguments))

@@ -1,104 +1,138 @@
-"""Frames as objects of a Mooncake cluster, under ``NAMESPACE/HASH``, moved straight from and to the registered staging memory."""
+"""Frames as objects of a Mooncake cluster, under ``NAMESPACE/HASH``, moved from and to registered memory by a process of the store's own."""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
+import select
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import Frame, KVNamespace, KVStore, KVStoreContext
+from tokenspeed_plugin_kvstore_mooncake.worker import receive, send
 
 __all__ = ["MooncakeStore"]
 
-#: Memory of the client for what does not come from registered memory: nothing of ours.
-_LOCAL_BUFFER = 1 << 20
+#: How long the library may take to be imported and to find its cluster; core does not wait so long.
+_SETUP_S = 30.0
+_OPTIONS: dict[str, Any] = {
+    "master": "127.0.0.1:50051",
+    "metadata": "P2PHANDSHAKE",
+    "hostname": "127.0.0.1",
+    "protocol": "tcp",
+    "devices": "",
+    "segment_mb": 0,
+}
 
 
 class MooncakeStore(KVStore):
-    """One client an object. What it puts lives in the segments of the cluster's nodes; with ``segment_mb`` this process is one of them, and what lies there
-    ends with it.
+    """One process with one client an object. What it puts lives in the segments of the cluster's nodes; with ``segment_mb`` the process is one of them, and
+    what lies there ends with it. A call that passes its deadline ends the process, for it cannot be called off otherwise.
     """
 
     def __init__(self, ctx: KVStoreContext) -> None:
         super().__init__(ctx)
-        self._client = _client_class()()
-        self._closed = False
-        options = ctx.options
-        status = self._client.setup(
-            str(options.get("hostname", "127.0.0.1")),
-            str(options.get("metadata", "P2PHANDSHAKE")),
-            int(options.get("segment_mb", 0)) << 20,
-            _LOCAL_BUFFER,
-            str(options.get("protocol", "tcp")),
-            str(options.get("devices", "")),
-            str(options.get("master", "127.0.0.1:50051")),
-        )
-        if status:
-            raise ConnectionError(f"Mooncake: setup with master {options.get('master')} failed with status {status}")
-        status = self._client.register_buffer(ctx.staging.ctypes.data, ctx.staging.nbytes)
-        if status:
-            raise OSError(f"Mooncake: {ctx.staging.nbytes} bytes of memory could not be registered: status {status}")
+        size = len(ctx.staging)
+        descriptor = os.memfd_create("tokenspeed-mooncake")
+        try:
+            os.ftruncate(descriptor, size)
+            self._memory = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.uint8)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tokenspeed_plugin_kvstore_mooncake.worker", str(descriptor), str(size)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(descriptor,),
+            )
+        finally:
+            os.close(descriptor)
+        answer = self._ask({name: ctx.options.get(name, value) for name, value in _OPTIONS.items()}, _SETUP_S)
+        if "missing" in answer:
+            self.close()
+            raise ConfigError(
+                f"KV store mooncake: {answer['missing']}. Install mooncake-transfer-engine (hosts with CUDA) or "
+                "mooncake-transfer-engine-non-cuda, and the system's libibverbs, librdmacm, libnuma, liburing, libjsoncpp, libglog and libcurl"
+            )
+        if "error" in answer:
+            self.close()
+            raise ConnectionError(f"Mooncake: {answer['error']}")
 
-    def exists(self, namespace: KVNamespace, keys: Sequence[bytes], timeout_s: float) -> list[bool]:  # noqa: ARG002
+    def exists(self, namespace: KVNamespace, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
         if not keys:
             return []
-        answer = self._client.batch_is_exist(_names(namespace, keys))
+        answer = self._call("exists", _names(namespace, keys), [], timeout_s)
         if any(status < 0 for status in answer):
             raise ConnectionError(f"Mooncake: status {min(answer)} for whether pages exist")
         return [status == 1 for status in answer]
 
     def get_into(
-        self,
-        namespace: KVNamespace,
-        keys: Sequence[bytes],
-        frames: Sequence[Frame],
-        timeout_s: float,  # noqa: ARG002
+        self, namespace: KVNamespace, keys: Sequence[bytes], frames: Sequence[Frame], timeout_s: float
     ) -> list[bool]:
         if not keys:
             return []
-        read = self._client.batch_get_into(_names(namespace, keys), *_buffers(frames))
-        return [count == len(frame) for count, frame in zip(read, frames, strict=True)]
+        answer = self._call("get", _names(namespace, keys), frames, timeout_s)
+        for frame, part in zip(frames, self._parts(frames), strict=True):
+            frame[:] = part
+        return [count == len(frame) for count, frame in zip(answer, frames, strict=True)]
 
     def put(
-        self,
-        namespace: KVNamespace,
-        keys: Sequence[bytes],
-        frames: Sequence[Frame],
-        timeout_s: float,  # noqa: ARG002
+        self, namespace: KVNamespace, keys: Sequence[bytes], frames: Sequence[Frame], timeout_s: float
     ) -> list[bool]:
         if not keys:
             return []
-        # put leaves an object as it is where it exists; upsert replaces it.
-        return [status == 0 for status in self._client.batch_upsert_from(_names(namespace, keys), *_buffers(frames))]
+        for frame, part in zip(frames, self._parts(frames), strict=True):
+            part[:] = frame
+        return [status == 0 for status in self._call("put", _names(namespace, keys), frames, timeout_s)]
 
-    def delete(self, namespace: KVNamespace, timeout_s: float) -> int:  # noqa: ARG002
-        removed = int(self._client.remove_by_regex(f"^{namespace.id}/.*", True))
+    def delete(self, namespace: KVNamespace, timeout_s: float) -> int:
+        end = time.monotonic() + timeout_s
+        removed = int(self._call("delete", [f"^{namespace.id}/.*"], [], timeout_s))
+        # The library answers 0 where no master answers, too.
+        self.exists(namespace, [bytes(16)], end - time.monotonic())
         if removed < 0:
             raise ConnectionError(f"Mooncake: status {removed} for a removal")
         return removed
 
     def close(self) -> None:
-        if self._closed:  # the library does not survive a second time
-            return
-        self._closed = True
-        self._client.unregister_buffer(self.ctx.staging.ctypes.data)
-        self._client.close()
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
+
+    def _call(self, call: str, names: list[str], frames: Sequence[Frame], timeout_s: float) -> Any:
+        sizes = [len(frame) for frame in frames]
+        offsets = [end - size for end, size in zip(np.cumsum(sizes, dtype=int).tolist(), sizes, strict=True)]
+        request = {"call": call, "names": names, "offsets": offsets, "sizes": sizes}
+        return self._ask(request, timeout_s)["result"]
+
+    def _ask(self, request: dict[str, Any], timeout_s: float) -> Any:
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None
+        assert back is not None
+        send(_binary(to), request)
+        if not select.select([back], [], [], max(timeout_s, 0))[0]:
+            self._process.kill()
+            raise TimeoutError(f"Mooncake: no answer in {timeout_s:.1f} s")
+        return receive(_binary(back))
+
+    def _parts(self, frames: Sequence[Frame]) -> list[Frame]:
+        """The shared memory of frames that stand one after another."""
+        ends = np.cumsum([len(frame) for frame in frames]).tolist()
+        return [self._memory[end - len(frame) : end] for frame, end in zip(frames, ends, strict=True)]
 
 
-def _client_class() -> Any:
-    try:
-        from mooncake.store import MooncakeDistributedStore
-    except ImportError as error:
-        raise ConfigError(
-            f"KV store mooncake: {error}. Install mooncake-transfer-engine (hosts with CUDA) or mooncake-transfer-engine-non-cuda, and the system's "
-            "libibverbs, librdmacm, libnuma, liburing, libjsoncpp, libglog and libcurl"
-        ) from error
-    return MooncakeDistributedStore
+def _binary(stream: Any) -> BinaryIO:
+    binary: BinaryIO = stream
+    return binary
 
 
 def _names(namespace: KVNamespace, keys: Sequence[bytes]) -> list[str]:
     return [f"{namespace.id}/{key.hex()}" for key in keys]
-
-
-def _buffers(frames: Sequence[Frame]) -> tuple[list[int], list[int]]:
-    return [frame.ctypes.data for frame in frames], [len(frame) for frame in frames]

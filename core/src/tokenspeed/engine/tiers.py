@@ -1,0 +1,213 @@
+"""The engine's face of the tiers: what the scheduler is told of cache operations, and what the tiers of one rank are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenspeed._scheduler import ExecutionPlan, Scheduler
+from tokenspeed.engine.assembly import Assembly
+from tokenspeed.errors import ConfigError
+from tokenspeed.interfaces.kvstore import KVNamespace, KVStore, KVStoreContext
+from tokenspeed.interfaces.platform import Platform
+from tokenspeed.plugins.selection import load_target
+from tokenspeed.runtime.cache_executor import CacheExecutor
+from tokenspeed.runtime.cache_ops import runs
+from tokenspeed.runtime.host_pool import HostPool, host_pages
+from tokenspeed.runtime.kv_pool import KVPool
+from tokenspeed.runtime.store_guard import StoreGuard
+from tokenspeed.weights.describe import ModelDescription
+
+__all__ = ["CacheSource", "Load", "Tiers", "fingerprint", "host_pages_of", "make_cache"]
+
+#: How much of each end of a weight file says which file it is. Headers stand in front; a fine-tune changes every tensor.
+_SAMPLE = 1 << 20
+#: What the end of an engine waits for pages on their way to the host and the store.
+_FAREWELL_S = 5.0
+
+
+class CacheSource(Protocol):
+    """What tells how operations ended: the one rank's ``CacheExecutor``, or what combines those of several ranks."""
+
+    @property
+    def in_flight(self) -> int:
+        """Operations not told of yet."""
+
+    def finished(self) -> list[tuple[int, int]]:
+        """(number, leading pages that are good), each operation once."""
+
+    def wait(self, numbers: Collection[int]) -> dict[int, int]:
+        """Good pages of load-backs, which ``finished`` tells of all the same."""
+
+    def close(self) -> None:
+        """End threads and connections."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A load-back of ``pages`` pages that ``row`` of its plan needs."""
+
+    number: int
+    row: int
+    pages: int
+
+
+class Tiers:
+    """Tells one scheduler how the operations of its plans ended."""
+
+    def __init__(self, scheduler: Scheduler, cache: CacheSource) -> None:
+        self._scheduler = scheduler
+        self._cache = cache
+
+    @property
+    def busy(self) -> bool:
+        """Operations are under way, or decided and not in a plan yet."""
+        return bool(self._cache.in_flight or self._scheduler.cache_ops_pending)
+
+    def tell(self) -> bool:
+        """Pass on what has ended; whether there was anything."""
+        ended = self._cache.finished()
+        if ended:
+            numbers, pages = zip(*ended, strict=True)
+            self._scheduler.cache_done(np.array(numbers, dtype=np.int64), np.array(pages, dtype=np.int32))
+        return bool(ended)
+
+    def loads(self, plan: ExecutionPlan) -> tuple[Load, ...]:
+        """Load-backs that rows of ``plan`` need."""
+        rows = plan.load_back_row
+        return tuple(
+            Load(run.number, int(rows[run.begin]), run.pages)
+            for run in runs(plan.load_back_op, plan.load_back_group)
+            if rows[run.begin] >= 0
+        )
+
+    def failed_rows(self, loads: Sequence[Load]) -> list[int]:
+        """Rows whose pages did not all come; waits for the copies."""
+        if not loads:
+            return []
+        good = self._cache.wait([load.number for load in loads])
+        return sorted({load.row for load in loads if good[load.number] < load.pages})
+
+    def close(self, next_plan: Callable[[], object]) -> None:
+        """Let what is under way reach host and store, within reason, and end.
+
+        Args:
+            next_plan: takes and executes the next plan; new operations stand in it.
+        """
+        end = time.monotonic() + _FAREWELL_S
+        while self.busy and time.monotonic() < end:
+            if self.tell() or self._scheduler.cache_ops_pending:
+                next_plan()
+            else:
+                time.sleep(0.001)
+        self._cache.close()
+
+
+def host_pages_of(assembly: Assembly, pool: KVPool) -> list[int]:
+    """Host pages of each cache group; empty where there is no host tier.
+
+    Raises:
+        ConfigError: both sizes are given, or a store with no host page to load into.
+    """
+    config = assembly.config
+    ratio, size = config.kvstore_ratio, config.kvstore_size
+    if ratio is not None and size is not None:
+        raise ConfigError("--kvstore-ratio and --kvstore-size both size the host tier; give one of them")
+    if ratio is None and size is None:
+        ratio = 1.0 if config.kvstore is not None else 0.0
+    page_bytes = [_page_bytes(pool, group) for group in range(len(pool.groups))]
+    pages = host_pages(page_bytes, pool.num_pages, ratio=ratio or 0.0, size=size)
+    if not any(pages) and (size is not None or config.kvstore is not None):
+        flag = "--kvstore-ratio" if size is None else "--kvstore-size"
+        raise ConfigError(
+            f"{flag}: the host tier holds no page of {max(page_bytes)} bytes, and a KV store needs one; raise it"
+        )
+    if any(pages) and not config.enable_prefix_caching:
+        raise ConfigError("--no-enable-prefix-caching leaves nothing to keep in a host tier; leave out --kvstore-...")
+    need, has = sum(map(int.__mul__, page_bytes, pages)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > has:
+        raise ConfigError(
+            f"a host tier of {need / 2**30:.1f} GiB is asked for, and the machine has {has / 2**30:.1f} GiB; "
+            "lower --kvstore-ratio or --kvstore-size"
+        )
+    return pages if any(pages) else []
+
+
+def make_cache(
+    assembly: Assembly, platform: Platform, pool: KVPool, *, rank: int, world_size: int
+) -> CacheExecutor | None:
+    """The tiers of one rank; ``None`` without a host tier.
+
+    Raises:
+        ConfigError: sizes that do not work, or a store that says what a user must change.
+    """
+    pages = host_pages_of(assembly, pool)
+    if not pages:
+        return None
+    config, device = assembly.config, platform.device
+    host = HostPool(pool, pages, pinned=device.type != "cpu")
+    store, timeout_s = None, config.kvstore_timeout_ms / 1000
+    if (spec := assembly.kv_store) is not None:
+        options, shared = assembly.options_of("kv_store"), dict[str, Any]()
+
+        def make(staging: npt.NDArray[np.uint8]) -> KVStore:
+            context = KVStoreContext(staging=staging, timeout_s=timeout_s, options=options, shared=shared)
+            made: KVStore = load_target(spec.target)(context)
+            return made
+
+        spaces = _namespaces(assembly, pool, host, rank, world_size)
+        store = StoreGuard(make, spaces, timeout_s=timeout_s)
+        store.open()
+    cache = CacheExecutor(host, device=device, store=store, timeout_s=timeout_s)
+    pool.use_transfers(cache.wait_layer)
+    return cache
+
+
+def fingerprint(model: ModelDescription) -> str:
+    """What the checkpoint is, wherever it lies: a digest of its configuration and of the ends of its files."""
+    digest = hashlib.sha256(json.dumps(model.config, sort_keys=True, default=str).encode())
+    digest.update(model.format.encode())
+    for name in model.weight_files:
+        with Path(name).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(size.to_bytes(8, "little"))
+            for start in (0, max(size // 2, 0), max(size - _SAMPLE, 0)):
+                file.seek(start)
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()[:32]
+
+
+def _namespaces(assembly: Assembly, pool: KVPool, host: HostPool, rank: int, world_size: int) -> list[KVNamespace]:
+    config = assembly.config
+    model = fingerprint(assembly.model)
+    spaces = []
+    for index, group in enumerate(pool.groups):
+        layers = f"{group.kind} {','.join(map(str, group.layers))} heads {group.kv_heads} of {group.head_dim}/{group.v_head_dim}"
+        spaces.append(
+            KVNamespace(
+                model=model,
+                # What a layer writes depends on what the layers below compute with.
+                revision=f"1 {config.dtype}",
+                dtype=config.kv_cache_dtype,
+                layout=f"{pool.layout.value} {layers}",
+                page_size=pool.page_sizes[index],
+                page_bytes=host.page_bytes[index],
+                group=index,
+                rank=rank,
+                world_size=world_size,
+            )
+        )
+    return spaces
+
+
+def _page_bytes(pool: KVPool, group: int) -> int:
+    return sum(t[0].numel() * t.element_size() for _, tensors in pool.page_tensors(group) for t in tensors)
