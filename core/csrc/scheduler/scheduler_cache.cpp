@@ -71,9 +71,9 @@ void Scheduler::QueueColdWrites() {
 
 void Scheduler::BeginTransfers() {
   if (!host_.on()) return;
+  if (!pending_sessions_.empty()) BeginSessionLoads();
   if (config_.write_policy == WritePolicy::kOnEvict) QueueColdWrites();
   if (!pending_writes_.empty()) BeginWrites();
-  if (!pending_sessions_.empty()) BeginSessionLoads();
   if (!pending_lookups_.empty()) BeginLookups();
   if (!pending_prefetches_.empty()) BeginPrefetches();
   if (!pending_stores_.empty()) BeginStores();

@@ -194,6 +194,7 @@ class Round {
       return;
     }
     executor_.Plan(scheduler_.NextExecutionPlan(now_us_));
+    AbortInPassing();
   }
 
   void Advance() {
@@ -203,6 +204,7 @@ class Round {
         scheduler_.Advance(results.plan_id, results.counts, results.tokens, results.outcomes, Chance(50) ? Pick(0, 3'000) : 0);
     for (const int32_t refusal : answer.row_refusals) ++tally_.row[static_cast<size_t>(refusal)];
     executor_.Advanced(results, answer);
+    AbortInPassing();
   }
 
   void Abort() {
@@ -233,6 +235,17 @@ class Round {
     if (ended != (refusal == AbortRefusal::kNone && after.leaving == before.leaving ? 1 : 0)) Fail("an end from outside was not counted once");
     if (ended == 1 && stopped != (reason == FinishReason::kStop ? 1 : 0)) Fail("an end from outside was counted as another");
     if (Chance(50)) ++tally_.abort[static_cast<size_t>(scheduler_.AbortRequest(id, reason))];  // a second time: never taken
+  }
+
+  // The states that last a moment only: an abort would hardly ever meet one.
+  void AbortInPassing() {
+    for (const auto& [live, known] : executor_.live()) {
+      const auto info = scheduler_.InfoOf(live);
+      if (!info || info->state != StateName::kRetracting || known.aborted || !Chance(25)) continue;
+      ++tally_.abort[static_cast<size_t>(scheduler_.AbortRequest(live))];
+      executor_.Aborted(live, FinishReason::kAborted);
+      return;
+    }
   }
 
   void MisuseCalls() {

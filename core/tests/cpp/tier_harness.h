@@ -30,6 +30,8 @@ class TierHarness : public Harness {
  public:
   explicit TierHarness(const TierOptions& options) : Harness(ConfigOf(options)) {}
 
+  int32_t in_store = 0;  // leading pages that every lookup finds when all is answered
+
   // Transfers that plans began and nobody has answered, with their pages.
   std::map<int64_t, int32_t> write_backs, load_backs, lookups, prefetches, stores;
 
@@ -55,7 +57,8 @@ class TierHarness : public Harness {
     scheduler.CheckIntegrity();
   }
   void AnswerAll() {
-    for (auto* kind : {&write_backs, &load_backs, &lookups, &prefetches, &stores}) Answer(*kind);
+    Answer(lookups, in_store);
+    for (auto* kind : {&write_backs, &load_backs, &prefetches, &stores}) Answer(*kind);
   }
   const ExecutionPlan& Step(const std::map<int64_t, Outcome>& outcomes = {}) {
     const ExecutionPlan& plan = Plan();
