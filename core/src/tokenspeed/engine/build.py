@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tokenspeed.engine.assembly import Assembly
 from tokenspeed.engine.channel import Channel
 from tokenspeed.engine.control import Control
 from tokenspeed.engine.end_tokens import end_token_ids
-from tokenspeed.engine.event_loop import EventLoop, Executor
+from tokenspeed.engine.event_loop import EventLoop, Executor, now_us
 from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.grammar_setup import GrammarParts, build_grammars, load_grammar_parts
 from tokenspeed.engine.requests import Admission
@@ -128,8 +128,9 @@ def build_loop(
     channel: Channel,
     executor: Executor | None = None,
     cache: CacheSource | None = None,
+    clock: Callable[[], int] = now_us,
 ) -> tuple[EventLoop, EngineInfo]:
-    """The loop of rank 0 around ``executor`` and ``cache`` (default: the rank's own), and what the engine says of itself."""
+    """The loop of rank 0 around ``executor`` and ``cache`` (default: the rank's own), and what the engine says of itself. ``clock``: microseconds."""
     config = assembly.config
     host_pages = rank.cache.host.num_pages if rank.cache is not None else ()
     scheduler = Scheduler(scheduler_config(config, num_pages=rank.pool.num_pages, host_pages=host_pages))
@@ -151,6 +152,7 @@ def build_loop(
         gauges=gauges,
         grammars=grammars,
         overlap_depth=scheduler.config.overlap_depth,
+        clock=clock,
     )
     return loop, info
 
