@@ -136,12 +136,13 @@ def build_loop(
     scheduler = Scheduler(scheduler_config(config, num_pages=rank.pool.num_pages, host_pages=host_pages))
     cache = cache or rank.cache
     grammars = build_grammars(rank.grammar)
-    gauges = Gauges(scheduler, grammars)
+    tiers = None if cache is None or rank.cache is None else Tiers(scheduler, cache, rank.cache)
+    gauges = Gauges(scheduler, grammars, tiers)
     info = _info(assembly, rank)
     loop = EventLoop(
         scheduler=scheduler,
         executor=executor or rank.executor,
-        tiers=Tiers(scheduler, cache) if cache is not None else None,
+        tiers=tiers,
         admission=Admission(
             vocab_size=rank.vocab_size,
             end_ids=end_token_ids(assembly.model.config, assembly.model.generation),
