@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 PAGES, HOST = 100, 120
 LAYERS = 10
 GROUPS = (
-    CacheGroup(kind="full", layers=(*range(0, LAYERS - 1),), kv_heads=2, head_dim=64, v_head_dim=32),
+    CacheGroup(kind="full", layers=(*range(LAYERS - 1),), kv_heads=2, head_dim=64, v_head_dim=32),
     CacheGroup(kind="full", layers=(LAYERS - 1,), kv_heads=1, head_dim=128, v_head_dim=128),
 )
 #: Cycles that a kernel keeps the device busy: tens of milliseconds.
