@@ -24,6 +24,7 @@ import numpy as np
 from h200 import SHAPE
 
 VOCAB = 150000
+CLI = [sys.executable, "-c", "import sys; from tokenspeed.cli.main import main; sys.exit(main())"]
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -57,7 +58,7 @@ def over_http(directory: str, args: argparse.Namespace) -> dict[str, Any]:
     url = f"http://127.0.0.1:{port}"
     log = Path(tempfile.mkstemp()[1])
     command = [
-        sys.executable, "-m", "tokenspeed", "serve", directory, "--load-format", "dummy", "--skip-tokenizer-init",
+        *CLI, "serve", directory, "--load-format", "dummy", "--skip-tokenizer-init",
         "--port", str(port), *(["--max-step-ms", str(args.max_step_ms)] if args.max_step_ms else []),
     ]  # fmt: skip
     server = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT)
@@ -78,7 +79,7 @@ def over_http(directory: str, args: argparse.Namespace) -> dict[str, Any]:
             out = Path(tempfile.mkstemp()[1])
             subprocess.run(
                 [
-                    sys.executable, "-m", "tokenspeed", "bench", "serve", "--base-url", url, "--endpoint", "generate", "--vocab-size", str(VOCAB),
+                    *CLI, "bench", "serve", "--base-url", url, "--endpoint", "generate", "--vocab-size", str(VOCAB),
                     "--num-prompts", str(args.requests if run == "counted" else 64), "--input-len", str(args.input_len), "--output-len", str(args.output_len),
                     "--max-concurrency", str(args.concurrency), "--no-progress", "--json", str(out), "--seed", "7" if run == "counted" else "8",
                 ],

@@ -74,6 +74,7 @@ _NASTY = (
     "</tool_call>", "<tool_call>", "</function>", "<parameter=", "</parameter>", "<arg_key>", "</arg_value>", "</invoke>", "<invoke name=", "&amp;",
     "</｜DSML｜invoke>", "<｜DSML｜parameter", "\n</", '{"name": "', '"}', "}}", "]", "[ARGS]", "<|call|>", "<|end|>", "```", "null", " ", "\n\n", "\\",
 )  # fmt: skip
+HELD = ("f", "get_it", "a.b-c")
 #: The end of a text.
 STOP = 256
 #: What walks that have become long prefer.
@@ -172,7 +173,7 @@ def random_object(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 def random_tools(rng: random.Random) -> list[dict[str, Any]]:
     """Three tools, some of which take any object or no arguments."""
     tools = []
-    for name in ("f", "get_it", "a.b-c"):
+    for name in HELD:
         function: dict[str, Any] = {"name": name, "parameters": random_object(rng)}
         if (kind := rng.random()) < 0.2:
             function["parameters"] = {"type": "object"}
@@ -184,7 +185,7 @@ def random_tools(rng: random.Random) -> list[dict[str, Any]]:
 
 def read(parser: type[ToolParser], tools: list[dict[str, Any]], text: str) -> tuple[str, list[tuple[str, str]]]:
     """Content and calls of a text."""
-    one = parser(ParserContext(tools=tools, prompt_tail="<|start|>assistant", constrained=True))
+    one = parser(ParserContext(tools=tools, prompt_tail="<|start|>assistant", constrained=True, held=frozenset(HELD)))
     content, calls = "", []
     for delta in (one.feed(text), one.finish()):
         content += delta.content

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tokenspeed.engine.assembly import Assembly
 from tokenspeed.engine.channel import Channel
 from tokenspeed.engine.control import Control
 from tokenspeed.engine.end_tokens import end_token_ids
-from tokenspeed.engine.event_loop import EventLoop, Executor
+from tokenspeed.engine.event_loop import EventLoop, Executor, now_us
 from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.grammar_setup import GrammarParts, build_grammars, load_grammar_parts
 from tokenspeed.engine.requests import Admission
@@ -128,19 +128,21 @@ def build_loop(
     channel: Channel,
     executor: Executor | None = None,
     cache: CacheSource | None = None,
+    clock: Callable[[], int] = now_us,
 ) -> tuple[EventLoop, EngineInfo]:
-    """The loop of rank 0 around ``executor`` and ``cache`` (default: the rank's own), and what the engine says of itself."""
+    """The loop of rank 0 around ``executor`` and ``cache`` (default: the rank's own), and what the engine says of itself. ``clock``: microseconds."""
     config = assembly.config
     host_pages = rank.cache.host.num_pages if rank.cache is not None else ()
     scheduler = Scheduler(scheduler_config(config, num_pages=rank.pool.num_pages, host_pages=host_pages))
     cache = cache or rank.cache
     grammars = build_grammars(rank.grammar)
-    gauges = Gauges(scheduler, grammars)
+    tiers = None if cache is None or rank.cache is None else Tiers(scheduler, cache, rank.cache)
+    gauges = Gauges(scheduler, grammars, tiers)
     info = _info(assembly, rank)
     loop = EventLoop(
         scheduler=scheduler,
         executor=executor or rank.executor,
-        tiers=Tiers(scheduler, cache) if cache is not None else None,
+        tiers=tiers,
         admission=Admission(
             vocab_size=rank.vocab_size,
             end_ids=end_token_ids(assembly.model.config, assembly.model.generation),
@@ -151,6 +153,7 @@ def build_loop(
         gauges=gauges,
         grammars=grammars,
         overlap_depth=scheduler.config.overlap_depth,
+        clock=clock,
     )
     return loop, info
 

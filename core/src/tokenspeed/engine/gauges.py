@@ -6,6 +6,7 @@ from collections import Counter
 
 from tokenspeed._scheduler import Scheduler
 from tokenspeed.engine.grammars import Grammars
+from tokenspeed.engine.tiers import Tiers
 from tokenspeed.messages import EngineStats
 from tokenspeed.types import FinishReason
 
@@ -17,8 +18,9 @@ _INTERVAL_US = 100_000
 class Gauges:
     """Ends by reason and steps are counted here: a stop string is an abort for the scheduler, yet a good end for the client."""
 
-    def __init__(self, scheduler: Scheduler, grammars: Grammars | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, grammars: Grammars | None = None, tiers: Tiers | None = None) -> None:
         self._scheduler = scheduler
+        self._tiers = tiers
         self._grammars = grammars or Grammars()
         self._ends: Counter[FinishReason] = Counter()
         self._due_us = 0
@@ -73,4 +75,5 @@ class Gauges:
             grammar_compile_seconds=grammars.compile_seconds,
             grammar_hits=grammars.hits,
             grammar_failures=grammars.failures,
+            tiers=None if self._tiers is None else self._tiers.figures(),
         )

@@ -11,7 +11,9 @@ import os
 import resource
 import struct
 import sys
+import time
 from pathlib import Path
+from threading import Thread
 from typing import IO
 
 import msgspec
@@ -24,6 +26,8 @@ __all__ = ["CompileJob", "CompileReply", "WorkerStart", "backend_from", "read_fr
 
 _LENGTH = struct.Struct("<Q")
 _NICE = 19
+#: How often to look whether the engine lives.
+_WATCH_S = 0.5
 #: Address space that compiling may take beside what the process had when it was ready.
 _MEMORY_BYTES = 4 << 30
 
@@ -96,6 +100,7 @@ def main() -> int:
     """Serve until the engine closes the pipe."""
     with contextlib.suppress(OSError):
         os.nice(_NICE - os.getpriority(os.PRIO_PROCESS, 0))
+    Thread(target=_watch, args=(os.getppid(),), name="orphan watch", daemon=True).start()
     # Whatever a library prints must not end up among the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -131,6 +136,13 @@ def _compile(backend: GrammarBackend, request: GrammarRequest) -> CompileReply:
     return CompileReply(compiled=data)
 
 
+def _watch(engine: int) -> None:
+    """End in the midst of a grammar where the engine is gone; between two of them the pipe's end says so."""
+    while os.getppid() == engine:
+        time.sleep(_WATCH_S)
+    os._exit(1)
+
+
 def _limit_memory() -> None:
     """Bound the address space by what is in use now and what a grammar may take."""
     with contextlib.suppress(OSError, ValueError):
@@ -140,7 +152,7 @@ def _limit_memory() -> None:
 
 
 def _limit_seconds(seconds: float) -> None:
-    """Have the kernel end this process past its time, should nobody be left to do so."""
+    """Have the kernel end this process past its time, should a library hold on to it and nobody else be left to do so."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(usage.ru_utime + usage.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))

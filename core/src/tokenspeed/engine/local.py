@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tokenspeed.engine.assembly import Assembly
 from tokenspeed.engine.build import build_loop, build_rank
 from tokenspeed.engine.channel import LocalChannel
+from tokenspeed.engine.event_loop import now_us
 from tokenspeed.errors import ConfigError
 from tokenspeed.messages import (
     AbortRequest,
@@ -35,16 +36,17 @@ class LocalEngine:
 
     Args:
         assembly: for one rank; several need processes of their own (``engine.launch``).
+        clock: microseconds; another one than the system's makes plans repeatable.
 
     Raises:
         ConfigError: the assembly asks for several ranks.
     """
 
-    def __init__(self, assembly: Assembly) -> None:
+    def __init__(self, assembly: Assembly, *, clock: Callable[[], int] = now_us) -> None:
         if assembly.config.parallel.world_size > 1:
             raise ConfigError("an engine inside this process has one rank; leave out --tensor-parallel-size")
         self._channel = LocalChannel()
-        self._loop, self.info = build_loop(assembly, build_rank(assembly), channel=self._channel)
+        self._loop, self.info = build_loop(assembly, build_rank(assembly), channel=self._channel, clock=clock)
         self._rids = itertools.count()
         self._kept: list[TokenOutput] = []
 

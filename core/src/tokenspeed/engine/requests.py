@@ -31,7 +31,8 @@ class LiveRequest:
         end_ids: ids that end it.
         output: ids generated so far.
         prompt_logprobs: filled chunk by chunk; ``None`` when not asked for or already sent.
-        cached_tokens: prompt tokens found in the cache at its first admission; -1 before it.
+        cached_tokens: prompt tokens found in the cache at its first admission; -1 before it. Of these, ``host_tokens`` came back from the host tier, and of
+            these ``storage_tokens`` from the KV store.
         grammar: what its tokens must match, once that is compiled; ``grammar_us`` is when it was, or when the request ended waiting for it.
     """
 
@@ -48,6 +49,8 @@ class LiveRequest:
     output: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = -1
+    host_tokens: int = 0
+    storage_tokens: int = 0
     scheduled_us: int = 0
     first_token_us: int = 0
     preemptions: int = 0
@@ -107,6 +110,8 @@ class LiveRequest:
             preemptions=self.preemptions,
             preempted_ms=preempted / 1000,
             grammar_ms=(self.grammar_us - self.arrival_us) / 1000 if self.grammar_us else 0.0,
+            host_tokens=self.host_tokens,
+            storage_tokens=self.storage_tokens,
             decode_tok_s=decoded * 1e6 / decode_us if decoded > 0 and decode_us > 0 else 0.0,
         )
 

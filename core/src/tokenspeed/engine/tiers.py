@@ -19,6 +19,7 @@ from tokenspeed.engine.assembly import Assembly
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStore, KVStoreContext
 from tokenspeed.interfaces.platform import Platform
+from tokenspeed.messages import TierStats
 from tokenspeed.plugins.selection import load_target
 from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.cache_ops import runs
@@ -62,11 +63,60 @@ class Load:
 
 
 class Tiers:
-    """Tells one scheduler how the operations of its plans ended."""
+    """Tells one scheduler how the operations of its plans ended.
 
-    def __init__(self, scheduler: Scheduler, cache: CacheSource) -> None:
+    Args:
+        cache: answers of all ranks; ``own`` is rank 0's executor, for its figures.
+    """
+
+    def __init__(self, scheduler: Scheduler, cache: CacheSource, own: CacheExecutor) -> None:
         self._scheduler = scheduler
         self._cache = cache
+        self._own = own
+
+    def figures(self) -> TierStats:
+        """What moved so far."""
+        stats, moved, store = self._scheduler.stats(), self._own.stats, self._own.store
+        figures: dict[str, Any] = {}
+        if store is not None:
+            counters, lanes = store.counters, store.lanes
+            figures = {
+                "prefetched_bytes": counters.loaded_bytes,
+                "stored_bytes": counters.saved_bytes,
+                "bad_pages": counters.bad,
+                "lost_pages": counters.lost,
+                "store_errors": sum(lane.stats.failures for lane in lanes),
+                "store_timeouts": sum(lane.stats.timeouts for lane in lanes),
+                "bypassed": sum(lane.stats.bypassed for lane in lanes),
+                "store_seconds": sum(lane.stats.seconds for lane in lanes),
+                "store_evicted": sum(lane.counters.get("evicted", 0) for lane in lanes),
+            }
+        return TierStats(
+            host_pages=sum(stats.host_pages_total),
+            host_free=sum(stats.host_pages_free),
+            host_cached=sum(stats.host_pages_cached),
+            host_moving=sum(stats.host_pages_moving),
+            store_up=(True, True) if store is None else (store.lanes[0].up, store.lanes[1].up),
+            host_hit_tokens=stats.host_hit_tokens,
+            storage_hit_tokens=stats.storage_hit_tokens,
+            written_back=stats.pages_written_back,
+            loaded_back=stats.pages_loaded_back,
+            prefetched=stats.pages_prefetched,
+            stored=stats.pages_stored,
+            written_back_bytes=moved.written_back_bytes,
+            loaded_back_bytes=moved.loaded_back_bytes,
+            write_backs_failed=stats.write_backs_failed,
+            load_backs_failed=stats.load_backs_failed,
+            prefetches_failed=stats.prefetches_failed,
+            stores_failed=stats.stores_failed,
+            host_evicted=stats.host_evicted_pages,
+            host_full=stats.host_full,
+            lookups=stats.lookups,
+            lookup_hits=stats.lookup_hits,
+            prefetch_timeouts=stats.prefetch_timeouts,
+            reloads=stats.reloads,
+            **{"prefetched_bytes": 0, "stored_bytes": 0, **figures},
+        )
 
     @property
     def busy(self) -> bool:
@@ -80,6 +130,11 @@ class Tiers:
             numbers, pages = zip(*ended, strict=True)
             self._scheduler.cache_done(np.array(numbers, dtype=np.int64), np.array(pages, dtype=np.int32))
         return bool(ended)
+
+    def origin(self, number: int) -> tuple[int, int]:
+        """Of a request's cached tokens: how many the host tier gave, and of those the store."""
+        info = self._scheduler.request_info(number)
+        return (0, 0) if info is None else (info.host_tokens, info.storage_tokens)
 
     def loads(self, plan: ExecutionPlan) -> tuple[Load, ...]:
         """Load-backs that rows of ``plan`` need."""

@@ -24,6 +24,7 @@ class ParserContext:
         token_text: text of special tokens by id for families whose markers are special tokens.
         history_calls: how many tool calls the conversation already holds (families that number their ids).
         constrained: the model is held to ``structural_tag``: its markup is whole, so that only what ends a value there ends one here.
+        held: functions whose arguments are then held to the declared parameters, and not only to being an object.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -31,6 +32,7 @@ class ParserContext:
     token_text: Mapping[int, str] = field(default_factory=dict)
     history_calls: int = 0
     constrained: bool = False
+    held: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

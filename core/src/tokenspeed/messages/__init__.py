@@ -12,6 +12,7 @@ from tokenspeed.messages.from_engine import (
     FromEngine,
     Outputs,
     RequestStats,
+    TierStats,
     TokenLogprobs,
     TokenOutput,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "RequestStats",
     "SamplingParams",
     "StopRequest",
+    "TierStats",
     "ToEngine",
     "TokenLogprobs",
     "TokenOutput",

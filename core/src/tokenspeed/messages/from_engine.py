@@ -15,6 +15,7 @@ __all__ = [
     "FromEngine",
     "Outputs",
     "RequestStats",
+    "TierStats",
     "TokenLogprobs",
     "TokenOutput",
 ]
@@ -30,7 +31,12 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
-    """What a finished request cost. Times in ms from its arrival in the server; ``grammar_ms``, how long it waited for its grammar, is part of ``queue_ms``."""
+    """What a finished request cost. Times in ms from its arrival in the server; ``grammar_ms``, how long it waited for its grammar, is part of ``queue_ms``.
+
+    Attributes:
+        host_tokens: of ``cached_tokens``, those that came back from the host tier.
+        storage_tokens: of ``host_tokens``, those that the KV store gave for this request.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -43,6 +49,8 @@ class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     preempted_ms: float = 0.0
     decode_tok_s: float = 0.0
     grammar_ms: float = 0.0
+    host_tokens: int = 0
+    storage_tokens: int = 0
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
@@ -72,6 +80,50 @@ class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tr
     status: int = 0
 
 
+class TierStats(msgspec.Struct, array_like=True, frozen=True):
+    """The tiers below the device: gauges, then cumulative counters. Bytes and what concerns the store are rank 0's.
+
+    Attributes:
+        host_full: pages that were not written back because every host page was in use.
+        bad_pages, lost_pages: pages of the store that were damaged, or that it did not have although it said so.
+        store_up: the store takes calls, for loads and for saves; true where there is none.
+        bypassed: calls that were spared a store that is down.
+    """
+
+    host_pages: int
+    host_free: int
+    host_cached: int
+    host_moving: int
+    store_up: tuple[bool, bool]
+    host_hit_tokens: int
+    storage_hit_tokens: int
+    written_back: int
+    loaded_back: int
+    prefetched: int
+    stored: int
+    written_back_bytes: int
+    loaded_back_bytes: int
+    prefetched_bytes: int
+    stored_bytes: int
+    write_backs_failed: int
+    load_backs_failed: int
+    prefetches_failed: int
+    stores_failed: int
+    host_evicted: int
+    host_full: int
+    lookups: int
+    lookup_hits: int
+    prefetch_timeouts: int
+    reloads: int
+    bad_pages: int = 0
+    lost_pages: int = 0
+    store_errors: int = 0
+    store_timeouts: int = 0
+    bypassed: int = 0
+    store_seconds: float = 0.0
+    store_evicted: int = 0
+
+
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     """Gauges and cumulative counters of the engine at one moment; sent after steps (at most every 100 ms) and once more when it goes idle."""
 
@@ -96,6 +148,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     grammar_compile_seconds: float = 0.0
     grammar_hits: int = 0
     grammar_failures: int = 0
+    tiers: TierStats | None = None
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):

@@ -207,7 +207,7 @@ class StreamCopies(PageCopies):
     pages: copying tensor by tensor would cost hundreds of launches a page.
     """
 
-    def __init__(self, host: HostPool, done: Done, *, device: torch.device, layers: int = 8, chunk: int = 32) -> None:
+    def __init__(self, host: HostPool, done: Done, *, device: torch.device, layers: int = 12, chunk: int = 32) -> None:
         self._host = host
         self._done = done
         self._device = device

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tokenspeed.interfaces.parser import ParserContext, ParserDelta
 from tokenspeed.interfaces.parsing import ChoiceParser, is_complete
+from tokenspeed.serving.constraint import HeldCalls
 
 __all__ = ["ChoiceText", "Told", "parser_context"]
 
@@ -96,14 +97,15 @@ def parser_context(
     token_text: Mapping[int, str],
     messages: Sequence[Mapping[str, Any]],
     *,
-    constrained: bool = False,
+    held: HeldCalls | None = None,
 ) -> ParserContext:
-    """What the parsers of one choice are built from."""
+    """What the parsers of one choice are built from; ``held`` says that calls are constrained, and how."""
     calls = sum(len(message.get("tool_calls", ())) for message in messages)
     return ParserContext(
         tools=tools,
         prompt_tail=prompt[-4096:],
         token_text=token_text,
         history_calls=calls,
-        constrained=constrained,
+        constrained=held is not None,
+        held=frozenset() if held is None else held.functions,
     )

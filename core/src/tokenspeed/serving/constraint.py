@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenspeed.errors import GrammarError, RequestError
 from tokenspeed.interfaces.parser import ToolParser
@@ -22,7 +22,15 @@ from tokenspeed.serving.protocol.sampling import SamplingFields
 from tokenspeed.serving.protocol.structured import Answer
 from tokenspeed.serving.protocol.tool_choice import ToolChoice
 
-__all__ = ["CheckedBefore", "Constraint", "GrammarChecker", "answer_grammar", "chat_grammar", "check_fields"]
+__all__ = [
+    "CheckedBefore",
+    "Constraint",
+    "GrammarChecker",
+    "HeldCalls",
+    "answer_grammar",
+    "chat_grammar",
+    "check_fields",
+]
 
 #: ``(kind, value) -> None``; raises ``GrammarError``. ``None`` in its place: there is no grammar backend.
 GrammarChecker = Callable[[str, str], None]
@@ -125,15 +133,29 @@ def answer_grammar(answer: Answer, checker: GrammarChecker | None) -> Grammar:
     return Grammar(answer.kind, answer.value)
 
 
+class HeldCalls(NamedTuple):
+    """Calls that a grammar holds the model to.
+
+    Attributes:
+        format: of the structural tag.
+        functions: those whose arguments are held to their declared parameters; of others they are any object.
+    """
+
+    format: structural.Format
+    functions: frozenset[str]
+
+
 def chat_grammar(
     wanted: Constraint, checker: GrammarChecker | None, reasoning: ReasoningParser | None, token_ids: Mapping[str, int]
-) -> Grammar | None:
-    """The grammar of a chat's reply; ``None``: any text.
+) -> tuple[Grammar | None, HeldCalls | None]:
+    """The grammar of a chat's reply, ``None``: any text; and how it holds calls, ``None``: not at all.
 
     Where the prompt leaves the model inside its reasoning, the grammar begins behind the end marker. Elsewhere the model may reason first if its format
     lets it begin by itself.
 
     Args:
+        wanted: what the request asks for.
+        checker: of the grammar backend.
         reasoning: the parser of the reply, before its first text; ``None`` where there is none.
         token_ids: ids of its markers where each is one token; else empty.
 
@@ -142,35 +164,44 @@ def chat_grammar(
             exclude each other.
     """
     if not wanted.param:
-        return None
+        return None, None
     check = _needed(checker, wanted.param)
     answer, choice = wanted.answer, wanted.choice
-    if answer is not None and choice.active and choice.required:
-        raise RequestError(
-            f"{answer.param}: tool_choice makes every answer a call, so that none can have this form; give one of the two",
-            param=answer.param,
-        )
     if answer is not None:
+        if choice.active and choice.required:
+            raise RequestError(
+                f"{answer.param}: tool_choice makes every answer a call, so that none can have this form; give one of the two",
+                param=answer.param,
+            )
         _check(check, answer.kind, answer.value, answer.param)
-    calls = _calls(wanted, check) if wanted.holds_calls or (answer is not None and choice.active) else None
-    if answer is not None and calls is None and reasoning is None:
-        return Grammar(answer.kind, answer.value)
-    whole_reply = calls is not None and wanted.parser is not None and wanted.parser.reads_reasoning
-    content = [answer.format] if answer is not None else []
-    if whole_reply and content and reasoning is not None:
-        content = [reasoning.answer_format(content[0], token_ids)]
-    format = structural.one_of(*([calls] if calls is not None else []), *content)
-    if reasoning is None or whole_reply:
-        return _tagged(format, check, wanted.param)
-    if reasoning.inside and reasoning.end_marker in token_ids:
+    calls = _calls(wanted, check) if choice.active and (wanted.holds_calls or answer is not None) else None
+    return _behind_reasoning(wanted, calls, check, reasoning, token_ids), calls
+
+
+def _behind_reasoning(
+    wanted: Constraint,
+    calls: HeldCalls | None,
+    check: GrammarChecker,
+    reasoning: ReasoningParser | None,
+    token_ids: Mapping[str, int],
+) -> Grammar:
+    """The grammar of calls, or of an answer, or of either, where the reply's reasoning leaves it to begin."""
+    answer, param = wanted.answer, wanted.param
+    end: tuple[int, ...] = ()
+    if reasoning is not None and reasoning.inside and reasoning.end_marker in token_ids:
         end = (token_ids[reasoning.end_marker],)
-        if answer is not None and calls is None:
-            return Grammar(answer.kind, answer.value, end)
-        return _tagged(format, check, wanted.param, end)
-    framed = reasoning.answer_format(format, token_ids)
-    if framed is format and answer is not None and calls is None:
-        return Grammar(answer.kind, answer.value)
-    return _tagged(framed, check, wanted.param)
+        reasoning = None
+    form = None if answer is None else answer.format
+    if calls is None:
+        assert answer is not None
+        assert form is not None
+        framed = form if reasoning is None else reasoning.answer_format(form, token_ids)
+        return Grammar(answer.kind, answer.value, end) if framed is form else _tagged(framed, check, param)
+    if wanted.parser is not None and wanted.parser.reads_reasoning:  # its calls come with the reasoning before them
+        form = form if form is None or reasoning is None else reasoning.answer_format(form, token_ids)
+        return _tagged(calls.format if form is None else structural.one_of(calls.format, form), check, param, end)
+    either = calls.format if form is None else structural.one_of(calls.format, form)
+    return _tagged(either if reasoning is None else reasoning.answer_format(either, token_ids), check, param, end)
 
 
 def _needed(checker: GrammarChecker | None, param: str) -> GrammarChecker:
@@ -196,8 +227,8 @@ def _tagged(format: structural.Format, check: GrammarChecker, param: str, end: t
     return Grammar("structural_tag", value, end)
 
 
-def _calls(wanted: Constraint, check: GrammarChecker) -> structural.Format:
-    """The format of the calls. They are all of the reply where it must be calls, or else has a form of its own."""
+def _calls(wanted: Constraint, check: GrammarChecker) -> HeldCalls:
+    """The calls. They are all of the reply where it must be calls, or else has a form of its own."""
     choice, parser = wanted.choice, wanted.parser
     assert parser is not None
     alone = choice.required or wanted.answer is not None
@@ -211,8 +242,8 @@ def _calls(wanted: Constraint, check: GrammarChecker) -> structural.Format:
             param=wanted.param,
             code="unsupported_parameter",
         )
-    found: structural.Format = tag["format"]
-    return found
+    as_declared = (tool for tool, held in zip(wanted.tools, tools, strict=True) if tool is held)
+    return HeldCalls(tag["format"], frozenset(tool["function"]["name"] for tool in as_declared))
 
 
 def _held(wanted: Constraint, parser: type[ToolParser], at: int, check: GrammarChecker) -> Mapping[str, Any]:

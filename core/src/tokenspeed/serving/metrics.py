@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
+    from tokenspeed.messages import TierStats
     from tokenspeed.serving.engine_client import EngineClient
     from tokenspeed.serving.generation import Choice
 
@@ -175,6 +176,46 @@ class _Exposition(Collector):
         yield _counter("grammar_compile_seconds", "Time spent compiling grammars.", stats.grammar_compile_seconds)
         yield _counter("grammar_cache_hits", "Requests whose grammar was known already.", stats.grammar_hits)
         yield _counter("grammar_failures", "Requests that were refused for their grammar.", stats.grammar_failures)
+        if stats.tiers is not None:
+            yield from _tiers(stats.tiers)
+
+
+def _tiers(t: TierStats) -> Iterator[Metric]:
+    states = {"total": t.host_pages, "free": t.host_free, "cached": t.host_cached, "moving": t.host_moving}
+    yield _gauges("host_pages", "Pages of the host tier by state; moving ones are in a transfer.", "state", states)
+    up = dict(zip(("loads", "saves"), map(int, t.store_up), strict=True))
+    yield _gauges("kv_store_up", "1 while the KV store takes calls; 0 while it is bypassed.", "calls", up)
+    hits = Counter(host=t.host_hit_tokens - t.storage_hit_tokens, storage=t.storage_hit_tokens)
+    yield _labelled("tier_hit_tokens", "Prompt tokens that a tier below the device gave.", "tier", hits, ())
+    operations = ("write_back", "load_back", "prefetch", "store")
+
+    def by_operation(*values: int) -> Counter[str]:
+        return Counter(dict(zip(operations, values, strict=True)))
+
+    pages = by_operation(t.written_back, t.loaded_back, t.prefetched, t.stored)
+    yield _labelled("tier_pages", "Pages moved between tiers.", "operation", pages, ())
+    size = by_operation(t.written_back_bytes, t.loaded_back_bytes, t.prefetched_bytes, t.stored_bytes)
+    yield _labelled("tier_bytes", "Bytes moved between tiers by rank 0.", "operation", size, ())
+    failed = by_operation(t.write_backs_failed, t.load_backs_failed, t.prefetches_failed, t.stores_failed)
+    yield _labelled("tier_pages_failed", "Pages that were to be moved and were not.", "operation", failed, ())
+    yield _counter("host_evicted_pages", "Cached pages of the host tier given up for new ones.", t.host_evicted)
+    yield _counter("host_full_pages", "Pages not written back because every host page was in use.", t.host_full)
+    yield _counter("kv_store_lookups", "Requests for whose prefix the KV store was asked.", t.lookups)
+    yield _counter("kv_store_lookup_hits", "Requests of whose prefix the KV store had enough to load.", t.lookup_hits)
+    yield _counter("kv_store_prefetch_timeouts", "Requests that did not wait for the KV store.", t.prefetch_timeouts)
+    yield _counter("reloads", "Requests whose pages did not come back from the host tier.", t.reloads)
+    faults = Counter(error=t.store_errors, timeout=t.store_timeouts, bad_page=t.bad_pages, lost_page=t.lost_pages)
+    yield _labelled("kv_store_failures", "What the KV store did wrong.", "reason", faults, ())
+    yield _counter("kv_store_bypassed", "Calls spared a KV store that is down.", t.bypassed)
+    yield _counter("kv_store_seconds", "Time spent in calls of the KV store.", t.store_seconds)
+    yield _counter("kv_store_evicted_pages", "Pages that the KV store gave up for others.", t.store_evicted)
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"tokenspeed:{name}", text, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:

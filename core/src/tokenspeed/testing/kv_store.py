@@ -41,6 +41,8 @@ Pages = list[npt.NDArray[np.uint8]]
 
 _FRAMES = 16
 _LONG_S = 30.0
+#: For opening and for probes, on a machine that has other things to do.
+_PATIENCE_S = 15.0
 
 
 class StoreHost(ABC):
@@ -147,8 +149,9 @@ class StoreBench:
 
     def guard(self, *namespaces: KVNamespace, timeout_s: float | None = None) -> StoreGuard:
         """The guard that an engine puts around the store."""
-        guard = StoreGuard(self.make, namespaces, timeout_s=timeout_s or self._timeout_s)
+        guard = StoreGuard(self.make, namespaces, timeout_s=timeout_s or self._timeout_s, patience_s=_PATIENCE_S)
         self._open.append(guard)
+        guard.open()
         return guard
 
     def close(self) -> None:
@@ -423,7 +426,6 @@ class ServedStoreSuite(KVStoreSuite):
     ) -> None:
         server.kill()
         guard = bench.guard(bench.namespace())
-        guard.open()
         keys, pages = random_keys(1), random_pages(1, self.page_bytes)
         assert save(guard, keys, pages) == 0
         server.start()

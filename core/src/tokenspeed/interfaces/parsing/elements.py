@@ -147,7 +147,9 @@ class ElementParser(StateMachine):
             self.state = self._outer
             return True
         self.out.begin(match["name"])
-        self._writer = ArgumentWriter(self.out, self.schemas, match["name"], trim=self.syntax.trim)
+        self._writer = ArgumentWriter(
+            self.out, self.schemas, match["name"], trim=self.syntax.trim, held=match["name"] in self.ctx.held
+        )
         self.state = self.on_call
         return True
 
@@ -160,7 +162,9 @@ class ElementParser(StateMachine):
             self.state = self.on_broken_argument
             return True
         stated = match.groupdict().get("form")
-        self._writer.begin(match["name"], None if stated is None else STRING if stated in ("true", "string") else ANY)
+        text = stated in ("true", "string")
+        types = None if stated is None else STRING if text else ANY
+        self._writer.begin(match["name"], types, json=self.ctx.constrained and types is ANY)
         self.state = self.on_value
         return True
 
@@ -174,8 +178,7 @@ class ElementParser(StateMachine):
         return bool(marker)
 
     def on_value(self) -> bool:
-        text, marker = self.scan.until(self._exact_ends if self.ctx.constrained else self._value_ends)
-        self._writer.value(text)
+        marker = self._writer.read(self.scan, self._exact_ends if self.ctx.constrained else self._value_ends)
         if not marker:
             return False
         self._writer.end()

@@ -35,7 +35,6 @@ class ChoiceParser:
         reasoning: class (or factory) of the reasoning parser, or ``None``: reasoning is not looked for.
         tools: class (or factory) of the tool parser, or ``None``: calls are not looked for, and their text is content.
         ctx: what both are built from.
-        calls_in_reasoning: whether calls inside reasoning are looked for. Where calls are constrained they are not, since a grammar begins behind it.
     """
 
     def __init__(
@@ -43,10 +42,7 @@ class ChoiceParser:
         reasoning: Callable[[ReasoningContext], ReasoningParser] | None,
         tools: Callable[[ParserContext], ToolParser] | None,
         ctx: ParserContext,
-        *,
-        calls_in_reasoning: bool = True,
     ) -> None:
-        self._calls_in_reasoning = calls_in_reasoning
         self._factory = tools
         self._ctx = ctx
         self._out = _Collector(ctx.history_calls)
@@ -119,7 +115,7 @@ class ChoiceParser:
         self._plain(text)
         if not marker:
             return False
-        if self._reasoning.inside and not self._calls_in_reasoning:
+        if self._reasoning.inside and self._ctx.constrained:  # a grammar holds what comes behind the reasoning
             self._plain(marker)
             return True
         if self._reasoning.inside:

@@ -17,7 +17,7 @@ from tokenspeed.interfaces.renderer import Renderer
 from tokenspeed.messages import Grammar
 from tokenspeed.serving.body import read_json
 from tokenspeed.serving.choice_text import ChoiceText, parser_context
-from tokenspeed.serving.constraint import Constraint, chat_grammar, check_fields
+from tokenspeed.serving.constraint import Constraint, HeldCalls, chat_grammar, check_fields
 from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
 from tokenspeed.serving.generation import GenerationRequest
 from tokenspeed.serving.history_ids import rewrite_ids
@@ -88,9 +88,11 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     tokens = await _encode(context, body, prompt)
     room = _room(len(tokens), wanted, body, limits)
     markers = _markers(context)
-    grammar = await context.llm.off_loop(size, partial(_grammar, context, held, prompt, markers))
-    about = parser_context(tools if choice.active else [], prompt, context.llm.tokenizer.special_tokens, messages, constrained=held.holds_calls)
-    texts = [_choice_text(context, about, body, held) for _ in range(body.n)]
+    grammar, calls = await context.llm.off_loop(size, partial(_grammar, context, held, prompt, markers))
+    about = parser_context(
+        tools if choice.active else [], prompt, context.llm.tokenizer.special_tokens, messages, held=calls
+    )
+    texts = [_choice_text(context, about, body, parser if choice.active else None) for _ in range(body.n)]
     special = any(text.needs_special_tokens for text in texts) or _special_markers(context, held)
     request = GenerationRequest(
         prompts=[tokens],
@@ -142,7 +144,9 @@ def _template_kwargs(template: Renderer, body: ChatRequest) -> dict[str, Any]:
             code="unsupported_parameter",
         )
     if "reasoning_effort" in given:
-        raise RequestError("reasoning_effort: it is in chat_template_kwargs too; give it once", param="reasoning_effort")
+        raise RequestError(
+            "reasoning_effort: it is in chat_template_kwargs too; give it once", param="reasoning_effort"
+        )
     return {**given, "reasoning_effort": effort}
 
 
@@ -179,16 +183,19 @@ def _looked_for(parser: type[ReasoningParser] | type[ToolParser]) -> tuple[str, 
     return parser.markers if issubclass(parser, ReasoningParser) else parser.announcements
 
 
-def _grammar(context: ServerContext, held: Constraint, prompt: str, markers: Mapping[str, int]) -> Grammar | None:
+def _grammar(
+    context: ServerContext, held: Constraint, prompt: str, markers: Mapping[str, int]
+) -> tuple[Grammar | None, HeldCalls | None]:
     parser = context.reasoning_parser
     reasoning = None if parser is None else parser(ReasoningContext(prompt_tail=prompt[-4096:]))
     return chat_grammar(held, context.grammar_checker, reasoning, markers)
 
 
-def _choice_text(context: ServerContext, about: ParserContext, body: ChatRequest, held: Constraint) -> ChoiceText:
+def _choice_text(
+    context: ServerContext, about: ParserContext, body: ChatRequest, parser: type[ToolParser] | None
+) -> ChoiceText:
     """The parsers of one choice. Where no calls are looked for, a parser that reads both leaves the reasoning to the family's other one."""
-    parser = context.tool_parser if held.choice.active else None
     if parser is None and context.reasoning_parser is None:
         return ChoiceText(None)
-    made = ChoiceParser(context.reasoning_parser, parser, about, calls_in_reasoning=not held.holds_calls)
+    made = ChoiceParser(context.reasoning_parser, parser, about)
     return ChoiceText(made, parallel=body.parallel_tool_calls)

@@ -21,7 +21,7 @@ from tokenspeed_plugin_kvstore_mooncake.worker import receive, send
 __all__ = ["MooncakeStore"]
 
 #: How long the library may take to be imported and to find its cluster; core does not wait so long.
-_SETUP_S = 30.0
+_SETUP_S = 12.0
 _OPTIONS: dict[str, Any] = {
     "master": "127.0.0.1:50051",
     "metadata": "P2PHANDSHAKE",
@@ -52,7 +52,11 @@ class MooncakeStore(KVStore):
             )
         finally:
             os.close(descriptor)
-        answer = self._ask({name: ctx.options.get(name, value) for name, value in _OPTIONS.items()}, _SETUP_S)
+        try:
+            answer = self._ask({name: ctx.options.get(name, value) for name, value in _OPTIONS.items()}, _SETUP_S)
+        except BaseException:
+            self.close()
+            raise
         if "missing" in answer:
             self.close()
             raise ConfigError(

@@ -88,7 +88,9 @@ class GlmToolParser(StateMachine):
             self.scan.pos -= len(marker)
             return True
         self.out.begin(match["name"])
-        self._writer = ArgumentWriter(self.out, self.schemas, match["name"], trim=False)
+        self._writer = ArgumentWriter(
+            self.out, self.schemas, match["name"], trim=False, held=match["name"] in self.ctx.held
+        )
         self._inside(marker)
         return True
 
@@ -132,8 +134,7 @@ class GlmToolParser(StateMachine):
         return bool(marker)
 
     def on_value(self) -> bool:
-        text, marker = self.scan.until(_EXACT_ENDS if self.ctx.constrained else _VALUE_ENDS)
-        self._writer.value(text)
+        marker = self._writer.read(self.scan, _EXACT_ENDS if self.ctx.constrained else _VALUE_ENDS)
         if not marker:
             return False
         self._writer.end()

@@ -1,0 +1,147 @@
+"""Copies of pages on an accelerator's own stream: right in every layer, and in order with what else the device does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tokenspeed.runtime.host_pool import HostPool
+from tokenspeed.runtime.kv_pool import KVPool
+from tokenspeed.runtime.page_copies import PageMove, StreamCopies
+from tokenspeed.types import CacheGroup, KVLayout
+
+pytestmark = pytest.mark.gpu
+
+PAGES, HOST = 100, 120
+LAYERS = 10
+GROUPS = (
+    CacheGroup(kind="full", layers=(*range(LAYERS - 1),), kv_heads=2, head_dim=64, v_head_dim=32),
+    CacheGroup(kind="full", layers=(LAYERS - 1,), kv_heads=1, head_dim=128, v_head_dim=128),
+)
+#: Cycles that a kernel keeps the device busy: tens of milliseconds.
+BUSY = 100_000_000
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.pool = KVPool(
+            GROUPS,
+            layout=KVLayout.HND,
+            page_sizes=[16, 16],
+            num_pages=[PAGES] * 2,
+            dtype=torch.bfloat16,
+            device=self.device,
+        )
+        for tensor in self.pool.tensors:
+            tensor.normal_()
+        self.done: dict[int, int] = {}
+        self.host = HostPool(self.pool, [HOST] * 2, pinned=True)
+        self.copies = StreamCopies(self.host, self.done.__setitem__, device=self.device, layers=4, chunk=32)
+        torch.cuda.synchronize()
+
+    def moves(self, *entries: tuple[int, int, list[int], list[int]]) -> list[PageMove]:
+        return [
+            PageMove(
+                number=number, group=group, device=np.array(device, dtype=np.int32), host=np.array(host, dtype=np.int32)
+            )
+            for number, group, device, host in entries
+        ]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.copies.close()
+
+
+def test_pages_go_out_and_come_back_in_every_layer(bench: Bench) -> None:
+    """More pages than staging holds, more layers than a slice, two groups, in no order."""
+    before = [tensor.clone() for tensor in bench.pool.tensors]
+    pages = torch.randperm(PAGES, generator=torch.Generator().manual_seed(1))[:70].tolist()
+    host = torch.randperm(HOST, generator=torch.Generator().manual_seed(2))[:70].tolist()
+    bench.copies.write_back(bench.moves((1, 0, pages, host), (2, 1, pages[:5], host[:5])))
+    bench.copies.settle()
+    for tensor in bench.pool.tensors:
+        tensor.zero_()
+    bench.copies.load_back(bench.moves((3, 0, pages, host), (4, 1, pages[:5], host[:5])))
+    for layer in range(LAYERS):
+        bench.copies.wait_layer(layer)
+    torch.cuda.synchronize()
+    bench.copies.poll()
+    assert bench.done == {1: 70, 2: 5, 3: 70, 4: 5}
+    moved = [pages] * 2 * (LAYERS - 1) + [pages[:5]] * 2
+    for tensor, old, those in zip(bench.pool.tensors, before, moved, strict=True):
+        others = sorted(set(range(PAGES)) - set(those))
+        assert torch.equal(tensor[those], old[those])
+        assert not tensor[others].any()
+
+
+def test_a_layer_reads_its_pages_after_they_have_come_without_the_host_waiting(bench: Bench) -> None:
+    k = bench.pool.layer(6).k
+    expected = k[3].clone()
+    bench.copies.write_back(bench.moves((1, 0, [3], [0])))
+    bench.copies.settle()
+    k[3].zero_()
+    torch.cuda._sleep(BUSY)  # the step before still runs
+    began = time.monotonic()
+    bench.copies.load_back(bench.moves((2, 0, [3], [0])))
+    bench.copies.wait_layer(6)
+    seen = k[3].clone()
+    assert time.monotonic() - began < 0.02
+    torch.cuda.synchronize()
+    assert torch.equal(seen, expected)
+
+
+def test_a_page_is_copied_in_after_the_step_that_last_read_it(bench: Bench) -> None:
+    """The scheduler has given the page to another request while the device works on the step before."""
+    k = bench.pool.layer(0).k
+    old = k[3].clone()
+    bench.copies.write_back(bench.moves((1, 0, [4], [0])))
+    bench.copies.settle()
+    torch.cuda._sleep(BUSY)
+    seen = k[3].clone()  # what the step before reads
+    bench.copies.load_back(bench.moves((2, 0, [3], [0])))
+    torch.cuda.synchronize()
+    assert torch.equal(seen, old)
+    assert torch.equal(k[3], k[4])
+
+
+def test_a_page_is_copied_out_after_what_was_queued_before(bench: Bench) -> None:
+    k = bench.pool.layer(0).k
+    torch.cuda._sleep(BUSY)
+    k[5].fill_(3.0)
+    bench.copies.write_back(bench.moves((1, 0, [5], [7])))
+    bench.copies.settle()
+    part = bench.host.parts[0][0]
+    size = part.tensors[0][0].numel() * 2
+    row = bench.host.rows(0)[7, part.offset : part.offset + size].view(torch.bfloat16)
+    assert row.eq(3.0).all()
+
+
+def test_the_end_of_a_copy_is_told_only_when_it_has_ended(bench: Bench) -> None:
+    torch.cuda._sleep(BUSY)
+    bench.copies.write_back(bench.moves((1, 0, [5], [7])))
+    bench.copies.poll()
+    assert bench.done == {}
+    bench.copies.settle()
+    assert bench.done == {1: 1}
+
+
+def test_a_captured_forward_waits_for_all_layers(bench: Bench) -> None:
+    k, v = bench.pool.layer(0).k, bench.pool.layer(LAYERS - 1).v
+    expected = (k[3].clone(), v[3].clone())
+    bench.copies.write_back(bench.moves((1, 0, [3], [0]), (2, 1, [3], [0])))
+    bench.copies.settle()
+    k[3].zero_()
+    v[3].zero_()
+    bench.copies.load_back(bench.moves((3, 0, [3], [0]), (4, 1, [3], [0])))
+    bench.copies.wait_all()
+    seen = (k[3].clone(), v[3].clone())
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
