@@ -67,9 +67,9 @@ class Tiers:
                 hashes = getattr(plan, f"{kind}_hash", None)
                 if hashes is not None:
                     transfer.hashes.append(hashes[i].tobytes())
+        assert all(op > self.last for op in begun), "a transfer is begun twice"
+        self.last = max(begun, default=self.last)
         for op, transfer in begun.items():
-            assert op > self.last, "a transfer is begun twice"
-            self.last = max(begun)
             self.check_free(transfer)
             self.open[op] = transfer
             self.start(transfer)
