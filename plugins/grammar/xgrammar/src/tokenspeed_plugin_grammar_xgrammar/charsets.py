@@ -69,7 +69,7 @@ DOT: Ranges = invert(((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)))
 def _char(code: int) -> str:
     if code < 0x80:
         char = chr(code)
-        return char if char.isalnum() else f"\\x{code:02x}"
+        return char if char.isalnum() else f"\\u{code:04x}"  # \\xHH would swallow hexadecimal digits behind it
     return chr(code)
 
 

@@ -94,7 +94,6 @@ def object_core(work: Normaliser, atoms: Sequence[Atom], path: str, depth: int) 
         elif name in required:
             return None
     work.count_properties(len(properties), path)
-    _check_dependent(atoms, properties, required)
     out: Core = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     free = None if _check_unevaluated(atoms, "unevaluatedProperties") and not _says_more(atoms) else _free_names(atoms, names)
     if free is not None:
@@ -105,6 +104,7 @@ def object_core(work: Normaliser, atoms: Sequence[Atom], path: str, depth: int) 
             out["propertyNames"] = {"pattern": render(*pattern)}
         elif core is not None and pattern is None:
             out["additionalProperties"] = core
+    _check_dependent(atoms, out)
     return _counted(out, atoms, path)
 
 
@@ -176,15 +176,16 @@ def _names_under(conditions: Sequence[Sub]) -> tuple[Node, str]:
     raise refuse(where, "is enforced for one pattern, format, enum, or lengths")
 
 
-def _check_dependent(atoms: Iterable[Atom], properties: Core, required: Iterable[str]) -> None:
+def _check_dependent(atoms: Iterable[Atom], core: Core) -> None:
     """``dependentRequired`` is fulfilled where its property is not generated, or what it asks for always is."""
-    always = set(required)
     for atom in atoms:
         for name, wanted in atom.words.get("dependentRequired", {}).items():
-            if name in properties and not set(wanted) <= always:
-                raise refuse(child(atom.path, "dependentRequired", name), "cannot be enforced for an optional property; require what it asks for, or write the cases as anyOf")
-            if name not in properties and any(_says_more([other]) for other in atoms):
-                raise refuse(child(atom.path, "dependentRequired", name), "cannot be enforced beside additionalProperties")
+            generated = name in core["properties"] or core["additionalProperties"] is not False
+            if generated and not set(wanted) <= set(core["required"]):
+                raise refuse(
+                    child(atom.path, "dependentRequired", name),
+                    "cannot be enforced for a property that may be there or not; require what it asks for, or write the cases as anyOf",
+                )
 
 
 def _counted(core: Core, atoms: Sequence[Atom], path: str) -> Core | None:

@@ -10,7 +10,7 @@ from functools import cache
 from tokenspeed_plugin_grammar_xgrammar.regex import Node
 from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
 
-__all__ = ["FORMATS", "format_pattern"]
+__all__ = ["ENCODINGS", "FORMATS", "format_pattern"]
 
 _YEAR = r"([1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26]|0[48])00)"
@@ -47,7 +47,11 @@ FORMATS: dict[str, str] = {
 }
 
 
+#: ``contentEncoding`` in the same way.
+ENCODINGS: dict[str, str] = {"base64": r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"}
+
+
 @cache
 def format_pattern(name: str) -> Node:
-    """The tree of a format of ``FORMATS``."""
-    return parse(FORMATS[name], name)
+    """The tree of a name in ``FORMATS`` or ``ENCODINGS``."""
+    return parse((FORMATS | ENCODINGS)[name], name)

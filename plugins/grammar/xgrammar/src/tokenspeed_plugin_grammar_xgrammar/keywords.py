@@ -15,7 +15,7 @@ TYPES = ("null", "boolean", "object", "array", "string", "integer", "number")
 
 #: Keywords that say nothing about which values are valid. Those that begin with ``x-`` count as well.
 ANNOTATIONS = frozenset(
-    "$comment $schema $vocabulary $anchor $defs definitions title description default example examples deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema "
+    "$comment $schema $vocabulary $anchor $defs definitions title description default example examples deprecated readOnly writeOnly "
     "discriminator externalDocs xml".split()
 )
 
@@ -27,11 +27,13 @@ REFUSED = {
     "dependentSchemas": "write the cases as anyOf",
     "$dynamicRef": "use $ref",
     "$recursiveRef": "use $ref",
+    "contentMediaType": "describe it to the model instead",
+    "contentSchema": "describe it to the model instead",
 }
 
 #: Keywords that are read; ``dependentRequired``, ``uniqueItems`` and the unevaluated ones only where they are fulfilled anyway.
 READ = frozenset(
-    "$ref allOf anyOf oneOf type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format "
+    "$ref allOf anyOf oneOf type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format contentEncoding "
     "prefixItems items additionalItems minItems maxItems uniqueItems minContains maxContains unevaluatedItems "
     "properties required additionalProperties patternProperties propertyNames minProperties maxProperties dependentRequired dependencies unevaluatedProperties "
     "then else $id id $dynamicAnchor $recursiveAnchor".split()
@@ -93,7 +95,7 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dependentRequired": (lambda value: isinstance(value, dict) and all(map(_is_names, value.values())), "an object whose values are lists of names"),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER),
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"), _COUNT),
-    **dict.fromkeys(("pattern", "format", "$ref"), _TEXT),
+    **dict.fromkeys(("pattern", "format", "contentEncoding", "$ref"), _TEXT),
     **dict.fromkeys(("items", "additionalProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "if", "then", "else", "not", "contains"), _SCHEMA),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
     **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), _MAP),

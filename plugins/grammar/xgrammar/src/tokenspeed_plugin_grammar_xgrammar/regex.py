@@ -200,12 +200,10 @@ def _render(node: Node) -> str:
         case Repeat(inner, low, high):
             body = _render(inner)
             body = body if isinstance(inner, Chars | Alt) else f"({body})"
-            match low, high:
-                case 0, 1:
-                    return body + "?"
-                case 0, None:
-                    return body + "*"
-                case 1, None:
-                    return body + "+"
+            if (low, high) in _SIGNS:
+                return body + _SIGNS[low, high]
             return body + (f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}")
     raise AssertionError("anchors are gone by now")
+
+
+_SIGNS: dict[tuple[int, int | None], str] = {(0, 1): "?", (0, None): "*", (1, None): "+"}

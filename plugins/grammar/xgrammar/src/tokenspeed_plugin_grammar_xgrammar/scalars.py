@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenspeed_plugin_grammar_xgrammar import charsets
 from tokenspeed_plugin_grammar_xgrammar.conjunction import Atom
-from tokenspeed_plugin_grammar_xgrammar.formats import FORMATS, format_pattern
+from tokenspeed_plugin_grammar_xgrammar.formats import ENCODINGS, FORMATS, format_pattern
 from tokenspeed_plugin_grammar_xgrammar.keywords import child
 from tokenspeed_plugin_grammar_xgrammar.limits import refuse
 from tokenspeed_plugin_grammar_xgrammar.regex import NOTHING, Cat, Chars, Node, Repeat, render, restrict, search, width
@@ -17,8 +17,9 @@ from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
 
 __all__ = ["number_core", "string_core", "string_tree"]
 
-_MAX_MULTIPLE = 1024  # larger ones are ignored
-_MAX_MULTIPLE_RANGE = 10_000  # likewise beside bounds that are farther apart
+_MAX_MULTIPLE = 1024  # XGrammar ignores larger ones
+_MAX_FREE_MULTIPLE = 100  # without bounds; the work grows with the square: 1024 take 13 s
+_MAX_MULTIPLE_RANGE = 10_000  # beside bounds that are farther apart it is ignored
 _MAX_BOUND = 10**15
 _MAX_DIGITS = 12
 
@@ -66,8 +67,9 @@ def _integers(low: tuple[Fraction, bool] | None, high: tuple[Fraction, bool] | N
     most = None if high is None else math.ceil(high[0]) - 1 if high[1] else math.floor(high[0])
     multiple = 1 if step is None else step.numerator
     if multiple > 1:
-        if multiple > _MAX_MULTIPLE:
-            raise refuse(at, f"{multiple} is more than the {_MAX_MULTIPLE} that can be enforced")
+        top = _MAX_FREE_MULTIPLE if least is None and most is None else _MAX_MULTIPLE
+        if multiple > top:
+            raise refuse(at, f"{multiple} is more than the {top} that can be enforced here")
         if (least is None) != (most is None) or (least is not None and most is not None and most - least >= _MAX_MULTIPLE_RANGE):
             raise refuse(at, f"beside bounds this is enforced only where both are given and less than {_MAX_MULTIPLE_RANGE} apart")
         out["multipleOf"] = multiple
@@ -86,12 +88,19 @@ def _check_bound(bound: float, path: str) -> None:
         raise refuse(path, f"{bound} has more than the {_MAX_DIGITS} decimal places that can be enforced")
 
 
-def string_core(atoms: Sequence[Atom]) -> dict[str, Any] | None:
-    """Strings."""
+def string_core(atoms: Sequence[Atom], *, spelled: bool) -> dict[str, Any] | None:
+    """Strings.
+
+    Args:
+        spelled: write lengths as a pattern. XGrammar lets control characters into strings of a bounded length unless the vocabulary keeps them out.
+    """
     low, high = _lengths(atoms)
     if high is not None and low > high:
         return None
     if (found := string_tree(atoms, charsets.JSON_PLAIN)) is None:
+        if spelled and (low or high is not None):
+            where = next(child(atom.path, key) for atom in atoms for key in ("maxLength", "minLength") if key in atom.words)
+            return {"type": "string", "pattern": render(Repeat(Chars(charsets.JSON_PLAIN), low, high), where)}
         return {"type": "string", **({"minLength": low} if low else {}), **({} if high is None else {"maxLength": high})}
     tree, path = found
     return None if tree == NOTHING else {"type": "string", "pattern": render(tree, path)}
@@ -110,13 +119,14 @@ def string_tree(atoms: Sequence[Atom], allowed: charsets.Ranges) -> tuple[Node, 
     """
     trees: list[tuple[Node, str]] = []
     for atom in atoms:
-        for key in ("pattern", "format"):
+        for key in ("pattern", "format", "contentEncoding"):
             if key not in atom.words:
                 continue
             path, text = child(atom.path, key), atom.words[key]
-            if key == "format":
-                if text not in FORMATS:
-                    raise refuse(path, f"{text!r} cannot be enforced; those that can: {', '.join(FORMATS)}")
+            if key != "pattern":
+                known = FORMATS if key == "format" else ENCODINGS
+                if text not in known:
+                    raise refuse(path, f"{text!r} cannot be enforced; those that can: {', '.join(known)}")
                 tree = format_pattern(text)
             else:
                 tree = search(parse(text, path), path)

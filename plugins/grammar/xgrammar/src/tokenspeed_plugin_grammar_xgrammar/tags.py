@@ -156,7 +156,7 @@ class _Work:
         if format.get("excludes"):
             raise refuse(child(path, "excludes"), "is not enforced for strings with a pattern or length; leave it out")
         where = child(path, "json_schema")
-        work = Normaliser(format["json_schema"], where)
+        work = Normaliser(format["json_schema"], where, spelled=True)
         core = work.whole()
         self.properties += work.properties
         if self.properties > MAX_TAG_PROPERTIES:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from tokenspeed_plugin_grammar_xgrammar.formats import FORMATS, format_pattern
+from tokenspeed_plugin_grammar_xgrammar.formats import ENCODINGS, FORMATS, format_pattern
 from tokenspeed_plugin_grammar_xgrammar.limits import MAX_EVALUATION, refuse
 from tokenspeed_plugin_grammar_xgrammar.regex import Node, matches, search, size
 from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
@@ -107,12 +107,15 @@ def _pattern(asked: Asked, value: Any, wanted: str) -> bool:
     return not isinstance(value, str) or _matches(asked, search(parse(wanted, where), where), value)
 
 
-def _format(asked: Asked, value: Any, wanted: str) -> bool:
-    if not isinstance(value, str):
-        return True
-    if wanted not in FORMATS:
-        raise refuse(f"{asked.path}.format", f"{wanted!r} cannot be enforced")
-    return _matches(asked, format_pattern(wanted), value)
+def _named(keyword: str, known: Collection[str]) -> _Rule:
+    def rule(asked: Asked, value: Any, wanted: str) -> bool:
+        if not isinstance(value, str):
+            return True
+        if wanted not in known:
+            raise refuse(f"{asked.path}.{keyword}", f"{wanted!r} cannot be enforced; those that can: {', '.join(known)}")
+        return _matches(asked, format_pattern(wanted), value)
+
+    return rule
 
 
 def _matches(asked: Asked, tree: Node, value: str) -> bool:
@@ -159,7 +162,8 @@ _RULES: dict[str, _Rule] = {
     "minProperties": _sized("object", lambda length, wanted: length >= wanted),
     "maxProperties": _sized("object", lambda length, wanted: length <= wanted),
     "pattern": _pattern,
-    "format": _format,
+    "format": _named("format", FORMATS),
+    "contentEncoding": _named("contentEncoding", ENCODINGS),
     "uniqueItems": lambda _, value, wanted: not wanted or not isinstance(value, list) or len({same_key(item) for item in value}) == len(value),
     "prefixItems": lambda asked, value, wanted: not isinstance(value, list) or all(map(asked.check, value, wanted)),
     "items": _items,
