@@ -255,6 +255,13 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         default="the platform decides",
     ),
     Flag(
+        name="kernel-times",
+        group="plugins",
+        help="what `tokenspeed kernels bench --save` measured on this device: the fastest kernels are taken",
+        metavar="FILE",
+        default="none",
+    ),
+    Flag(
         name="max-step-ms",
         group="scheduling",
         help="bound on the predicted length of a step while decodes run; 0 is off",
