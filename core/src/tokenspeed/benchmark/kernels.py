@@ -118,9 +118,9 @@ def _on_device(kernel: Callable[..., Any], sets: Sequence[list[Any]]) -> float:
         replay = graph.replay
     except RuntimeError:
         torch.cuda.synchronize()
-    times = []
+    times: list[float] = []
     for _ in range(8):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         replay()
         end.record()

@@ -84,7 +84,8 @@ class KernelTimes:
 
     def save(self, path: str) -> None:
         """Write the file; what it holds of other devices stays."""
-        whole = _read(path) if Path(path).exists() else {"format": _FORMAT, "devices": {}}
+        new: dict[str, Any] = {"format": _FORMAT, "devices": {}}
+        whole = _read(path) if Path(path).exists() else new
         whole["devices"][self.key] = [m.plain() for m in self._found.values()]
         Path(path).write_text(json.dumps(whole, indent=1) + "\n")
 
