@@ -113,9 +113,7 @@ class Engine:
         queries, contexts = plan.query_lens.tolist(), plan.context_lens.tolist()
         extends = plan.num_extend_rows
         chunks = list(zip(queries[:extends], contexts[:extends], strict=True))
-        step.prefill = self.costs.check(
-            chunks, sum(queries[extends:]), self.config.max_batched_tokens, self.page
-        )
+        step.prefill = self.costs.check(chunks, sum(queries[extends:]), self.config.max_batched_tokens, self.page)
         self.ended(plan.finished_ids, plan.finished_reasons)
         if step.rows:
             self.steps.append(step)

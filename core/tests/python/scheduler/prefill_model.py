@@ -50,7 +50,7 @@ class PrefillModel:
         products = (x * x, x * z, z * z, x * y, z * y)
         self.sums = [old + (new - old / 16.0) for old, new in zip(self.sums, products, strict=True)]
         xx, xz, zz, xy, zy = self.sums
-        if xx * zz - xz * xz <= xx * zz / 256.0:
+        if xx * zz - xz * xz <= xx * zz / 16.0:
             return
         b = (zz + zz / 64.0) * xy - xz * zy
         d = xx * zy - xz * xy
@@ -73,7 +73,9 @@ class PrefillModel:
         left = whole
         for index, (chunk, context) in enumerate(chunks):
             assert alone or left >= 1.0 or least > 0, f"chunk {index} is planned where the cost is used up"
-            assert alone or chunk <= max(self.tokens_for(max(left, 0.0), context), least, 1), f"chunk {index} costs too much"
+            assert alone or chunk <= max(self.tokens_for(max(left, 0.0), context), least, 1), (
+                f"chunk {index} costs too much"
+            )
             left -= self.cost(chunk, context)
             least -= chunk
         step = PrefillStep(sum(chunk for chunk, _ in chunks), 0.0, decode_tokens)
