@@ -238,6 +238,13 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         metavar="N",
     ),
     Flag(
+        name="kv-events-config",
+        group="memory",
+        help="publish what enters and leaves the KV cache, for routers: a JSON object with vLLM's fields, see docs/kv-events.md",
+        metavar="JSON",
+        default="none",
+    ),
+    Flag(
         name="max-num-seqs",
         group="scheduling",
         help="rows of one step",

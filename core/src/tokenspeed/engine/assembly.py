@@ -17,6 +17,7 @@ from tokenspeed import __version__
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine import choices
 from tokenspeed.engine.accelerators import Accelerator, present_accelerators
+from tokenspeed.engine.kv_events.config import check_kv_events
 from tokenspeed.engine.report import explain_text, to_json
 from tokenspeed.engine.settings import DTYPES, attention_shape, resolve_dtype, resolve_limits, resolve_parallel
 from tokenspeed.plugins.dispatch import EventCalls
@@ -227,6 +228,8 @@ def assemble(
     grammar, grammar_warning = choices.choose_grammar_backend(host, config.grammar_backend, platform_choice.spec.name)
     slots.take("grammar_backend", grammar)
     slots.warnings += [grammar_warning] if grammar_warning else []
+    if config.kv_events_config is not None:
+        check_kv_events(config.kv_events_config, prefix_caching=config.enable_prefix_caching)
     slots.take("kv_store", choices.choose_kv_store(host, config.kvstore, platform_choice.spec.name))
     kernels = KernelRegistry(
         host.registry.specs("kernel"),
