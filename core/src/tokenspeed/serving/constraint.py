@@ -95,6 +95,11 @@ class Constraint:
         return choice.active and (choice.required or choice.names is not None or self.strict is not None)
 
     @property
+    def ends_text(self) -> bool:
+        """The grammar says where the text ends; around calls that are free to come, any text goes on."""
+        return self.answer is not None or (self.choice.active and self.choice.required)
+
+    @property
     def param(self) -> str:
         """The field that asks for a grammar; empty where none does."""
         if self.answer is not None:
