@@ -344,6 +344,7 @@ def _executor(
     )
     if platform.asynchronous:
         warm_up(executor, max_rows=max_rows, max_tokens=plan_shape.max_step_tokens, max_model_len=max_model_len)
+        grammar.warm_up(apply_bitmask, platform.device)
     decoders = [decode for _, decode in backends]
     if platform.supports_graphs and not config.enforce_eager and all(decode.graph_variants for decode in decoders):
         common: dict[str, Any] = {
