@@ -1,9 +1,10 @@
 """XGrammar behind the contract of ``interfaces.grammar``.
 
 Masks are filled on the host. A grammar that compiled quickly travels between processes as what it was compiled from, since reading XGrammar's own JSON of
-it takes up to ten times as long; only a slow one travels as that JSON, compressed. XGrammar leaves Python's lock while it compiles. Special tokens have their text in the vocabulary that is
-compiled against, and a mask lets through only those that a structural tag writes: ``<tool_call>`` may be one token where the tag says so, and no other
-special token gets into a JSON string.
+it takes up to ten times as long; only a slow one travels as that JSON, compressed. XGrammar leaves Python's lock while it compiles.
+
+Special tokens have their text in the vocabulary that is compiled against, and a mask lets through only those that a structural tag writes: ``<tool_call>``
+may be one token where the tag says so, and no other special token gets into a JSON string.
 
 Where the whole text is JSON, tokens with control characters are kept out: XGrammar would let them into strings of a bounded length, and white space needs
 none but the blank.
@@ -14,13 +15,21 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xgrammar
-from tokenspeed.interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarContext, GrammarMatcher, GrammarRequest, mask_words
+
+from tokenspeed.interfaces.grammar import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarContext,
+    GrammarMatcher,
+    GrammarRequest,
+    mask_words,
+)
 from tokenspeed_plugin_grammar_xgrammar.checker import normal_form
 from tokenspeed_plugin_grammar_xgrammar.limits import MAX_WHITE_SPACE, refuse
 from tokenspeed_plugin_grammar_xgrammar.patterns import Marks
@@ -63,7 +72,12 @@ class XGrammarBackend(GrammarBackend):
         except (RuntimeError, ValueError) as error:
             raise refuse("$", f"XGrammar does not take this grammar: {_reason(error)}") from error
         quick = time.thread_time() - begin < _QUICK_S
-        return self._wrap(compiled, self._unwritten(written), request.kind in ("json_object", "json_schema"), source if quick else None)
+        return self._wrap(
+            compiled,
+            self._unwritten(written),
+            request.kind in ("json_object", "json_schema"),
+            source if quick else None,
+        )
 
     def _source(self, kind: str, form: Any) -> Source:
         """What XGrammar compiles: its method and the text."""
@@ -73,10 +87,16 @@ class XGrammarBackend(GrammarBackend):
                 schema = json.dumps(marks.set(form))
                 if not marks.patterns:
                     return "schema", schema
-                return "ebnf", marks.resolve(xgrammar.Grammar.from_json_schema(schema, strict_mode=True, max_whitespace_cnt=MAX_WHITE_SPACE))
+                return "ebnf", marks.resolve(
+                    xgrammar.Grammar.from_json_schema(schema, strict_mode=True, max_whitespace_cnt=MAX_WHITE_SPACE)
+                )
             case "structural_tag":
                 tag = json.dumps({"type": "structural_tag", "format": _marked(form["format"], marks)})
-                return ("ebnf", marks.resolve(xgrammar.Grammar.from_structural_tag(tag))) if marks.patterns else ("tag", tag)
+                return (
+                    ("ebnf", marks.resolve(xgrammar.Grammar.from_structural_tag(tag)))
+                    if marks.patterns
+                    else ("tag", tag)
+                )
             case "ebnf":
                 return "ebnf", form
         return "regex", form
@@ -92,15 +112,23 @@ class XGrammarBackend(GrammarBackend):
                 return self._compiler.compile_grammar(text)
         return self._compiler.compile_regex(text)
 
-    def _wrap(self, grammar: xgrammar.CompiledGrammar, unwritten: list[int], only_json: bool, source: Source | None) -> XGrammarCompiled:
+    def _wrap(
+        self, grammar: xgrammar.CompiledGrammar, unwritten: list[int], only_json: bool, source: Source | None
+    ) -> XGrammarCompiled:
         forbidden = frozenset(unwritten).union(self._control if only_json else ())
-        return XGrammarCompiled(grammar, self.ctx.vocab_size, forbidden, {"unwritten": unwritten, "only_json": only_json, "source": source})
+        return XGrammarCompiled(
+            grammar, self.ctx.vocab_size, forbidden, {"unwritten": unwritten, "only_json": only_json, "source": source}
+        )
 
-    def _unwritten(self, written: Iterable[str]) -> list[int]:
+    def _unwritten(self, written: Sequence[str | int]) -> list[int]:
         """Special tokens that no literal of the grammar holds, sorted."""
-        texts = list(written)
-        stops = set(self.ctx.stop_token_ids)
-        return sorted(token for text, token in self._special.items() if token not in stops and not any(text in literal for literal in texts))
+        texts = [item for item in written if isinstance(item, str)]
+        kept = {item for item in written if isinstance(item, int)}.union(self.ctx.stop_token_ids)
+        return sorted(
+            token
+            for text, token in self._special.items()
+            if token not in kept and not any(text in literal for literal in texts)
+        )
 
     def serialize(self, compiled: CompiledGrammar) -> bytes:
         if not isinstance(compiled, XGrammarCompiled):
@@ -113,10 +141,8 @@ class XGrammarBackend(GrammarBackend):
         head, _, body = zlib.decompress(data).partition(b"\n")
         found = json.loads(head)
         if found["source"]:
-            grammar = self._compile(found["source"])
-        else:
-            grammar = xgrammar.CompiledGrammar.deserialize_json(body.decode(), self._tokenizer)
-        return self._wrap(grammar, **found)
+            return self._wrap(self._compile(found["source"]), **found)
+        return self._wrap(xgrammar.CompiledGrammar.deserialize_json(body.decode(), self._tokenizer), **found)
 
 
 def _marked(format: Any, marks: Marks) -> Any:
@@ -145,7 +171,9 @@ class XGrammarCompiled(CompiledGrammar):
         head: all but ``grammar`` that another process needs to make this again, as JSON.
     """
 
-    def __init__(self, grammar: xgrammar.CompiledGrammar, vocab_size: int, forbidden: frozenset[int], head: dict[str, Any]) -> None:
+    def __init__(
+        self, grammar: xgrammar.CompiledGrammar, vocab_size: int, forbidden: frozenset[int], head: dict[str, Any]
+    ) -> None:
         self.grammar, self.forbidden, self.head = grammar, forbidden, head
         self._allowed: Mask | None = None
         if forbidden:

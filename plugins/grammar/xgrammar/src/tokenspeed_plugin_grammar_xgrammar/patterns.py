@@ -42,13 +42,17 @@ class Marks:
             return [self.set(item) for item in core]
         if not isinstance(core, dict) or "enum" in core:
             return core
-        out = {}
+        out: dict[str, Any] = {}
         for key, value in core.items():
             if key == "pattern":
                 out[key] = f"@mark{self.patterns.setdefault(value, len(self.patterns))}@"
             else:
                 # Names of properties and definitions are no keywords.
-                out[key] = {name: self.set(inner) for name, inner in value.items()} if key in ("properties", "$defs") else self.set(value)
+                out[key] = (
+                    {name: self.set(inner) for name, inner in value.items()}
+                    if key in ("properties", "$defs")
+                    else self.set(value)
+                )
         return out
 
     def resolve(self, grammar: xgrammar.Grammar) -> str:
@@ -60,6 +64,9 @@ class Marks:
         text, replaced = _MARK.subn(lambda mark: f"mark{mark[1]}_root_r", _renamed(str(grammar), "", keep_root=True))
         if "@mark" in text or not replaced:
             raise RuntimeError("XGrammar wrote a pattern in an unknown way")
-        parts = [_renamed(str(xgrammar.Grammar.from_regex(pattern)), f"mark{index}_", keep_root=False) for pattern, index in self.patterns.items()]
+        parts = [
+            _renamed(str(xgrammar.Grammar.from_regex(pattern)), f"mark{index}_", keep_root=False)
+            for pattern, index in self.patterns.items()
+        ]
         parts.insert(0, text)
         return _SHORT_ESCAPE.sub(lambda escape: f"\\u00{escape[1]}" if escape[1] else escape[0], "\n".join(parts))

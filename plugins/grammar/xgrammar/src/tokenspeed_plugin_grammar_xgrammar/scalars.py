@@ -47,7 +47,11 @@ def number_core(atoms: Sequence[Atom], *, whole: bool) -> dict[str, Any] | None:
         if "multipleOf" in atom.words:
             at = child(atom.path, "multipleOf")
             found = _exact(atom.words["multipleOf"])
-            step = found if step is None else Fraction(math.lcm(step.numerator, found.numerator), math.gcd(step.denominator, found.denominator))
+            step = (
+                found
+                if step is None
+                else Fraction(math.lcm(step.numerator, found.numerator), math.gcd(step.denominator, found.denominator))
+            )
     if step is not None and not whole and step.denominator != 1:
         raise refuse(at, "of numbers with a fraction cannot be enforced; use type integer")
     if step is not None or whole:
@@ -61,7 +65,9 @@ def number_core(atoms: Sequence[Atom], *, whole: bool) -> dict[str, Any] | None:
     return out
 
 
-def _integers(low: tuple[Fraction, bool] | None, high: tuple[Fraction, bool] | None, step: Fraction | None, at: str) -> dict[str, Any] | None:
+def _integers(
+    low: tuple[Fraction, bool] | None, high: tuple[Fraction, bool] | None, step: Fraction | None, at: str
+) -> dict[str, Any] | None:
     out: dict[str, Any] = {"type": "integer"}
     least = None if low is None else math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
     most = None if high is None else math.ceil(high[0]) - 1 if high[1] else math.floor(high[0])
@@ -70,8 +76,13 @@ def _integers(low: tuple[Fraction, bool] | None, high: tuple[Fraction, bool] | N
         top = _MAX_FREE_MULTIPLE if least is None and most is None else _MAX_MULTIPLE
         if multiple > top:
             raise refuse(at, f"{multiple} is more than the {top} that can be enforced here")
-        if (least is None) != (most is None) or (least is not None and most is not None and most - least >= _MAX_MULTIPLE_RANGE):
-            raise refuse(at, f"beside bounds this is enforced only where both are given and less than {_MAX_MULTIPLE_RANGE} apart")
+        if (least is None) != (most is None) or (
+            least is not None and most is not None and most - least >= _MAX_MULTIPLE_RANGE
+        ):
+            raise refuse(
+                at,
+                f"beside bounds this is enforced only where both are given and less than {_MAX_MULTIPLE_RANGE} apart",
+            )
         out["multipleOf"] = multiple
         least = None if least is None else -(-least // multiple) * multiple
         most = None if most is None else most // multiple * multiple
@@ -99,16 +110,24 @@ def string_core(atoms: Sequence[Atom], *, spelled: bool) -> dict[str, Any] | Non
         return None
     if (found := string_tree(atoms, charsets.JSON_PLAIN)) is None:
         if spelled and (low or high is not None):
-            where = next(child(atom.path, key) for atom in atoms for key in ("maxLength", "minLength") if key in atom.words)
+            where = next(
+                child(atom.path, key) for atom in atoms for key in ("maxLength", "minLength") if key in atom.words
+            )
             return {"type": "string", "pattern": render(Repeat(Chars(charsets.JSON_PLAIN), low, high), where)}
-        return {"type": "string", **({"minLength": low} if low else {}), **({} if high is None else {"maxLength": high})}
+        return {
+            "type": "string",
+            **({"minLength": low} if low else {}),
+            **({} if high is None else {"maxLength": high}),
+        }
     tree, path = found
     return None if tree == NOTHING else {"type": "string", "pattern": render(tree, path)}
 
 
 def _lengths(atoms: Sequence[Atom]) -> tuple[int, int | None]:
     highs = [int(atom.words["maxLength"]) for atom in atoms if "maxLength" in atom.words]
-    return max((int(atom.words["minLength"]) for atom in atoms if "minLength" in atom.words), default=0), min(highs, default=None)
+    return max((int(atom.words["minLength"]) for atom in atoms if "minLength" in atom.words), default=0), min(
+        highs, default=None
+    )
 
 
 def string_tree(atoms: Sequence[Atom], allowed: charsets.Ranges) -> tuple[Node, str] | None:
@@ -131,7 +150,9 @@ def string_tree(atoms: Sequence[Atom], allowed: charsets.Ranges) -> tuple[Node, 
             else:
                 tree = search(parse(text, path), path)
             if (tree := restrict(tree, allowed)) == NOTHING:
-                raise refuse(path, "matches only strings with quotes, backslashes or control characters, which are not generated")
+                raise refuse(
+                    path, "matches only strings with quotes, backslashes or control characters, which are not generated"
+                )
             if all(tree != other for other, _ in trees):
                 trees.append((tree, path))
     if not trees:
@@ -142,8 +163,13 @@ def string_tree(atoms: Sequence[Atom], allowed: charsets.Ranges) -> tuple[Node, 
     low, high = _lengths(atoms)
     if low or high is not None:
         if (sized := _sized(tree, low, high)) is None:
-            where = next(child(atom.path, key) for atom in atoms for key in ("minLength", "maxLength") if key in atom.words)
-            raise refuse(where, f"cannot be enforced together with {path}; write the length into the pattern, as in ^[a-z]{{2,8}}$")
+            where = next(
+                child(atom.path, key) for atom in atoms for key in ("minLength", "maxLength") if key in atom.words
+            )
+            raise refuse(
+                where,
+                f"cannot be enforced together with {path}; write the length into the pattern, as in ^[a-z]{{2,8}}$",
+            )
         tree = sized
     return tree, path
 

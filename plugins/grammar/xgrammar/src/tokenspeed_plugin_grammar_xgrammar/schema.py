@@ -146,7 +146,8 @@ class Normaliser:
         if (pair := exclude_each_other(self.document, conjunction, options)) is not None:
             raise refuse(
                 choice.path,
-                f"cannot be enforced: alternatives {pair[0]} and {pair[1]} may both be valid for one value; use anyOf, or give each a required property with a const of its own",
+                f"cannot be enforced: alternatives {pair[0]} and {pair[1]} may both be valid for one value; use anyOf, "
+                "or give each a required property with a const of its own",
             )
 
     def _typed(self, atoms: Sequence[Atom], path: str, depth: int) -> Core | None:
@@ -185,7 +186,11 @@ class Normaliser:
         """Refuse definitions of which every value would hold another one of them, without end."""
         finite: set[str] = set()
         while True:
-            more = {name for name, found in self.definitions.items() if name not in finite and found is not None and _ends(found, finite)}
+            more = {
+                name
+                for name, found in self.definitions.items()
+                if name not in finite and found is not None and _ends(found, finite)
+            }
             if not more:
                 break
             finite |= more
@@ -212,7 +217,9 @@ def _ends(core: Core, finite: set[str]) -> bool:
     if core.get("type") == "object":
         needed = [core["properties"][name] for name in core.get("required", ())]
         if len(needed) < core.get("minProperties", 0):
-            optional = [inner for name, inner in core.get("properties", {}).items() if name not in core.get("required", ())]
+            optional = [
+                inner for name, inner in core.get("properties", {}).items() if name not in core.get("required", ())
+            ]
             if isinstance(core.get("additionalProperties"), dict):
                 optional.append(core["additionalProperties"])
             needed.append({"anyOf": optional})

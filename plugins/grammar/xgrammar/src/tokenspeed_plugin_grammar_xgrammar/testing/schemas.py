@@ -27,14 +27,23 @@ def random_schema(rng: random.Random, depth: int = 2) -> Schema:
     root = _object(rng, depth)
     if rng.random() < 0.2:
         root["$defs"] = {"item": _any(rng, 0), "node": {**_object(rng, 0)}}
-        root["$defs"]["node"].setdefault("properties", {})["next"] = {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}
+        root["$defs"]["node"].setdefault("properties", {})["next"] = {
+            "anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]
+        }
         root["properties"]["node"] = {"$ref": "#/$defs/node"}
         root["properties"]["item"] = {"$ref": "#/$defs/item", "description": "refers"}
     return root
 
 
 def _any(rng: random.Random, depth: int) -> Schema:
-    leaves: list[Callable[[random.Random], Schema]] = [_string, _integer, _number, _constant, lambda _: {"type": "boolean"}, lambda _: {"type": "null"}]
+    leaves: list[Callable[[random.Random], Schema]] = [
+        _string,
+        _integer,
+        _number,
+        _constant,
+        lambda _: {"type": "boolean"},
+        lambda _: {"type": "null"},
+    ]
     if depth <= 0 or rng.random() < 0.55:
         return rng.choice(leaves)(rng)
     return rng.choice([_object, _array, _union, _all])(rng, depth - 1)
@@ -110,7 +119,10 @@ def _union(rng: random.Random, depth: int) -> Schema:
         options = []
         for kind in kinds:
             option = _object(rng, depth)
-            option["properties"] = {"kind": {"const": kind}, **{name: inner for name, inner in option["properties"].items() if name != "kind"}}
+            option["properties"] = {
+                "kind": {"const": kind},
+                **{name: inner for name, inner in option["properties"].items() if name != "kind"},
+            }
             option["required"] = ["kind", *(name for name in option["required"] if name != "kind")]
             options.append(option)
         return {"oneOf": options, "discriminator": {"propertyName": "kind"}}

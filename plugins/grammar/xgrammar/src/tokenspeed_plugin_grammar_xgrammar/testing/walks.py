@@ -13,7 +13,24 @@ __all__ = ["STOP", "TINY", "allowed", "walk"]
 
 # Every byte, so that no grammar leads to a dead end, and tokens that cross the borders of JSON's parts or cut a character in two.
 _TOKENS = [bytes([byte]) for byte in range(256)]
-_TOKENS += [b'{"', b'":', b'", "', b"true", b"null", b"]}", b'"}', b"ab", b"]]", b", ", b"</", b"<tag>", b"\xf0\x9f", b"\x98\x80", b"10", b"\\u"]
+_TOKENS += [
+    b'{"',
+    b'":',
+    b'", "',
+    b"true",
+    b"null",
+    b"]}",
+    b'"}',
+    b"ab",
+    b"]]",
+    b", ",
+    b"</",
+    b"<tag>",
+    b"\xf0\x9f",
+    b"\x98\x80",
+    b"10",
+    b"\\u",
+]
 
 STOP = len(_TOKENS)
 #: A context with few tokens; ``STOP`` ends a text.
@@ -24,10 +41,12 @@ _CLOSING = frozenset((b'"', b"}", b"]", b"]}", b'"}', b"]]"))
 
 def allowed(mask: npt.NDArray[np.int32], vocab_size: int) -> list[int]:
     """Ids whose bits are set in one row."""
-    return np.nonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size])[0].tolist()  # type: ignore[no-any-return]
+    return np.nonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size])[0].tolist()
 
 
-def walk(compiled: CompiledGrammar, rng: random.Random, *, ctx: GrammarContext = TINY, wind_up: int = 30, limit: int = 300) -> str | None:
+def walk(
+    compiled: CompiledGrammar, rng: random.Random, *, ctx: GrammarContext = TINY, wind_up: int = 30, limit: int = 300
+) -> str | None:
     """One text, or ``None`` where the walk did not end (or not in whole characters).
 
     Args:
@@ -52,6 +71,8 @@ def walk(compiled: CompiledGrammar, rng: random.Random, *, ctx: GrammarContext =
         closing = [token for token in more if ctx.vocabulary[token] in _CLOSING]
         token = rng.choice(closing if closing and rng.random() < (0.8 if step > wind_up else 0.15) else more)
         if not matcher.accept(token):
-            raise AssertionError(f"the mask allows {ctx.vocabulary[token]!r} behind {bytes(text)!r}, and the matcher does not take it")
+            raise AssertionError(
+                f"the mask allows {ctx.vocabulary[token]!r} behind {bytes(text)!r}, and the matcher does not take it"
+            )
         text += ctx.vocabulary[token]
     return None
