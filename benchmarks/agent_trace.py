@@ -108,7 +108,7 @@ async def run_trace(url: str, trace: Trace) -> tuple[list[Turn], float]:
     """All sessions at once: their turns, and the seconds it took."""
     began = time.monotonic()
     async with httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as http:
-        page = (await http.get(control_url(url) + "/get_server_info")).json()["page_size"]
+        page = (await http.get(control_url(url) + "/get_server_info")).json()["engine"]["page_size"]
         found = await asyncio.gather(*(run_session(http, trace, index, page) for index in range(trace.sessions)))
     return [turn for turns in found for turn in turns], time.monotonic() - began
 

@@ -6,6 +6,10 @@ Each row is the best of several runs (by the sum of its two medians): on a share
 plan's time holds the call and the reading of every array; ``events_us`` is the making of the arrays for advance. With ``--tiers``
 there are a host tier that everything is written through to and a store below it, every transfer is answered before the advance of its
 step, and ``cache_us`` is the time of those answers, over the steps that had any.
+
+Every run of a row makes the same plans, so two more figures tell where its slow ones come from: ``p999_runs``, each run's p99.9, of which
+the best stands as ``p999``; and ``own``, the percentiles of each step's least time over the runs. A step that is slow by what it does is slow in every
+run and stays in ``own``; an interruption strikes another step each time and does not.
 """
 
 from __future__ import annotations
@@ -154,18 +158,40 @@ def percentiles(nanoseconds: list[int]) -> Result:
 
 
 def summary(driver: Driver) -> Result:
-    result = {
-        "plan_us": percentiles(driver.plan_ns),
-        "events_us": percentiles(driver.events_ns),
-        "advance_us": percentiles(driver.advance_ns),
-    }
-    if driver.cache_ns:
-        result["cache_us"] = percentiles(driver.cache_ns)
-    return result
+    return {name: percentiles(values) for name, values in times(driver).items()}
+
+
+def times(driver: Driver) -> dict[str, list[int]]:
+    result = {"plan_us": driver.plan_ns, "events_us": driver.events_ns, "advance_us": driver.advance_ns}
+    return result | {"cache_us": driver.cache_ns} if driver.cache_ns else result
+
+
+def best_of(drivers: list[Driver]) -> Result:
+    """The figures of the best of several runs of the same steps; see the head of this file."""
+    results = [summary(driver) for driver in drivers]
+    best = min(results, key=lambda result: float(result["plan_us"]["p50"] + result["advance_us"]["p50"]))
+    for name in best:
+        runs = [result[name]["p999"] for result in results]
+        least = np.min([times(driver)[name] for driver in drivers], axis=0)
+        best[name] = {**best[name], "p999": min(runs), "p999_runs": runs, "own": percentiles(least.tolist())}
+    return best
 
 
 def prompt(seed: int, length: int) -> Tokens:
     return np.random.default_rng(seed).integers(0, 150_000, length, dtype=np.int32)
+
+
+def repeat(runs: int, run: Callable[[], Driver]) -> list[Driver]:
+    """The drivers of several runs, less their schedulers: only the times are needed, and one scheduler's memory at a time."""
+    drivers = []
+    for _ in range(runs):
+        gc.collect()
+        gc.disable()
+        driver = run()
+        driver.__dict__.pop("scheduler", None)
+        drivers.append(driver)
+        gc.enable()
+    return drivers
 
 
 def best(runs: int, run: Callable[[], Result]) -> Result:
@@ -189,14 +215,14 @@ def decoding(rows: int, context: int, plans: int, shared: int = 0) -> Driver:
     return driver
 
 
-def decode_row(rows: int, context: int, plans: int, shared: int = 0) -> Result:
+def decode_row(rows: int, context: int, plans: int, shared: int = 0) -> Driver:
     driver = decoding(rows, context, plans, shared)
     for _ in range(plans):
         driver.step()
-    return summary(driver)
+    return driver
 
 
-def crossing_row(rows: int, context: int, plans: int) -> Result:
+def crossing_row(rows: int, context: int, plans: int) -> Driver:
     """Only the steps in which every row takes a new page; the advance before each publishes every row's full page."""
     # One step takes all prompts, so that all rows stand at the same place in their pages.
     driver = Driver(rows * ((context + 2 * plans) // PAGE + 8) + 64, rows, budget=rows * context)
@@ -213,7 +239,7 @@ def crossing_row(rows: int, context: int, plans: int) -> Result:
             keep.events_ns += driver.events_ns
         elif driver.context % PAGE == PAGE - 1:  # every row filled its page
             keep.advance_ns += driver.advance_ns
-    return summary(keep)
+    return keep
 
 
 def waiting_row(waiting: int, context: int, plans: int) -> Result:
@@ -281,8 +307,8 @@ def evict_row(pages: int, repeats: int) -> Result:
 def scenarios(plans: int, runs: int) -> Iterator[tuple[str, Callable[[], Result]]]:
     context = 50_000
 
-    def row(run: Callable[..., Result], *arguments: int) -> Callable[[], Result]:
-        return lambda: best(runs, lambda: run(*arguments))
+    def row(run: Callable[..., Driver], *arguments: int) -> Callable[[], Result]:
+        return lambda: best_of(repeat(runs, lambda: run(*arguments)))
 
     def evict(pages: int) -> Callable[[], Result]:
         return lambda: min((evict_row(pages, 50) for _ in range(min(runs, 3))), key=lambda result: float(result["ms"]))
@@ -292,7 +318,7 @@ def scenarios(plans: int, runs: int) -> Iterator[tuple[str, Callable[[], Result]
     yield "decode_160x50k_all_cross", row(crossing_row, 160, context, min(plans, 1280))
     yield "decode_160x50k_shared_40k", row(decode_row, 160, context, plans, 40_000)
     for waiting in (16, 64, 128):
-        yield f"waiting_{waiting}x50k", row(waiting_row, waiting, context, plans)
+        yield f"waiting_{waiting}x50k", lambda count=waiting: best(runs, lambda: waiting_row(count, context, plans))
     for pages in (4096, 65_536, 262_144):
         yield f"evict_admit_8k_{pages}", evict(pages)
     for rows in (64, 256, 1024):

@@ -1,4 +1,4 @@
-"""A long prompt that arrives among running decodes never stops them: each step carries every decode, and is no longer than the token budget allows."""
+"""A long prompt that arrives among running decodes never stops them: each step carries every decode, and takes hardly longer than a first chunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tokenspeed import LLM, SamplingParams
+from tokenspeed import SamplingParams
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.assembly import assemble
+from tokenspeed.engine.local import LocalEngine
+from tokenspeed.weights.describe import describe_model
 
 from .streams import Stream, open_stream
 
@@ -23,27 +27,101 @@ def ids(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(1000, 40_000) for _ in range(count)]
 
 
+class StepClock:
+    """A clock that only steps move: each takes what its plan costs, in microseconds of a made-up device.
+
+    It costs ``DECODES_US``, a prompt token ``TOKEN_US``, and as much again for each ``CONTEXT`` tokens that it attends to. Without ``context`` those are free.
+    """
+
+    DECODES_US, TOKEN_US, CONTEXT = 40_000.0, 3_700.0, 4_800.0
+
+    def __init__(self, *, context: bool) -> None:
+        self.now = 0
+        self.longest = 0
+        self._context = context
+
+    def __call__(self) -> int:
+        return self.now
+
+    def ran(self, queries: list[int], contexts: list[int]) -> None:
+        attended = sum(query * (context + query / 2) for query, context in zip(queries, contexts, strict=True))
+        step = self.DECODES_US + self.TOKEN_US * (sum(queries) + self._context * attended / self.CONTEXT)
+        self.longest = max(self.longest, int(step))
+        self.now += int(step)
+
+    def plain(self, tokens: int) -> float:
+        """A step of so many prompt tokens that have no other context than themselves."""
+        return self.DECODES_US + self.TOKEN_US * (tokens + self._context * tokens * tokens / 2 / self.CONTEXT)
+
+
+def engine_with(clock: StepClock) -> LocalEngine:
+    """The toy model; its steps take what ``clock`` says and not what they took."""
+    config = EngineConfig(
+        model="toy", plugins="none", num_threads=1, chunked_prefill_size=BUDGET, enable_prefix_caching=False
+    )
+    engine = LocalEngine(assemble(config, describe_model("toy")), clock=clock)
+    executor = engine._loop._executor
+    execute = executor.execute
+
+    def timed(plan: Any, new: Any = ()) -> Any:
+        extends = plan.num_extend_rows
+        clock.ran(plan.query_lens[:extends].tolist(), plan.context_lens[:extends].tolist())
+        return execute(plan, new)
+
+    executor.execute = timed
+    return engine
+
+
+def prefill_among_decodes(engine: LocalEngine, decodes: list[int]) -> int:
+    """The steps that the long prompt took until its first token; no decode misses one of them."""
+    long = engine.add_request([66] * LONG, SamplingParams(max_new_tokens=1, ignore_eos=True, temperature=0.0))
+    for step in itertools.count(1):
+        outputs = {item.rid: item for item in engine.step()}
+        assert set(decodes) <= set(outputs), f"step {step} left decodes out"
+        assert all(len(outputs[rid].tokens) == 1 for rid in decodes)
+        if long in outputs:
+            return step
+    raise AssertionError
+
+
+def start_decodes(engine: LocalEngine) -> list[int]:
+    params = SamplingParams(max_new_tokens=400, ignore_eos=True, temperature=0.0)
+    decodes = [engine.add_request([65 + i] * 16, params) for i in range(DECODES)]
+    while {item.rid for item in engine.step() if item.tokens} != set(decodes):
+        pass
+    return decodes
+
+
 def test_every_step_of_a_long_prefill_carries_every_decode() -> None:
-    """Counted in steps, which no busy machine can disturb: the long prompt takes the fewest steps that the budget allows, and no decode misses one."""
-    with LLM("toy", plugins="none", num_threads=1, chunked_prefill_size=BUDGET, enable_prefix_caching=False) as llm:
-        engine = llm.engine
-        params = SamplingParams(max_new_tokens=200, ignore_eos=True, temperature=0.0)
-        decodes = [engine.add_request([65 + i] * 16, params) for i in range(DECODES)]
-        while {item.rid for item in engine.step() if item.tokens} != set(decodes):
-            pass
-        long = engine.add_request([66] * LONG, SamplingParams(max_new_tokens=1, ignore_eos=True, temperature=0.0))
-        steps = 0
-        while True:
-            outputs = {item.rid: item for item in engine.step()}
-            steps += 1
-            assert set(decodes) <= set(outputs), f"step {steps} left decodes out"
-            assert all(len(outputs[rid].tokens) == 1 for rid in decodes)
-            if long in outputs:
-                break
-        assert steps == -(-LONG // (BUDGET - DECODES))
-        for rid in decodes:
-            engine.abort(rid)
-        engine.step()
+    """Counted in steps, which no busy machine can disturb: where context costs nothing the prompt takes the fewest steps that the budget allows."""
+    engine = engine_with(StepClock(context=False))
+    assert prefill_among_decodes(engine, start_decodes(engine)) == -(-LONG // (BUDGET - DECODES))
+
+
+def test_no_chunk_takes_longer_than_one_and_a_half_steps_though_its_context_costs() -> None:
+    """In the time of a made-up device, where the last chunk of the budget's size would take 1.56 times a first one.
+
+    The first long prompt is the one that the weight of context is learned from.
+    """
+    clock = StepClock(context=True)
+    engine = engine_with(clock)
+    decodes = start_decodes(engine)
+    for prompt in range(4):
+        clock.longest = 0
+        steps = prefill_among_decodes(engine, decodes)
+        assert clock.longest <= (1.5, 1.2, 1.1, 1.1)[prompt] * clock.plain(BUDGET - DECODES)
+        assert steps <= 18  # of 13: it costs the long prompt no more than it must
+
+
+def test_a_long_prompt_by_itself_is_computed_in_steps_of_the_whole_budget() -> None:
+    clock = StepClock(context=True)
+    engine = engine_with(clock)
+    decodes = start_decodes(engine)
+    prefill_among_decodes(engine, decodes)
+    for rid in decodes:
+        engine.abort(rid)
+    engine.step()
+    assert prefill_among_decodes(engine, []) == -(-LONG // BUDGET)
 
 
 async def scenario(url: str, model: str, rng: random.Random) -> tuple[list[Stream], Stream, list[float]]:

@@ -62,14 +62,21 @@ def test_outputs_of_two_hundred_random_schemas_at_temperature_one_and_a_half_val
 
 
 def hostile_schemas() -> list[dict[str, Any]]:
-    """Schemas that a grammar takes long over: nested arrays, long enums, many properties, many references."""
-    nested: dict[str, Any] = {"type": "integer"}
-    for _ in range(300):
-        nested = {"type": "array", "items": nested}
-    letters = [f"{number:05d}-{number * 7919 % 99991}" for number in range(10_000)]
-    wide = {"type": "object", "properties": {f"p{n}": {"type": "string", "maxLength": 200} for n in range(400)}}
-    tall = {"type": "string", "pattern": "^(([a-z]{1,30}[0-9]{1,30}){1,30}){1,30}$"}
-    return [nested, {"enum": letters}, wide, tall]
+    """Schemas that a grammar takes long over, far past what the checker lets through and close to it: nested arrays, long enums, many properties, repeats."""
+    schemas: list[dict[str, Any]] = []
+    for depth, values, properties, repeats in ((300, 10_000, 400, 300), (20, 1000, 100, 40)):
+        nested: dict[str, Any] = {"type": "integer"}
+        for _ in range(depth):
+            nested = {"type": "array", "items": nested}
+        texts = [f"{number:05d}-{number * 7919 % 99991}-{'x' * (number % 40)}" for number in range(values)]
+        wide = {f"p{n}": {"type": "string", "maxLength": 200} for n in range(properties)}
+        schemas += [
+            nested,
+            {"enum": texts},
+            {"type": "object", "properties": wide, "additionalProperties": False},
+            {"type": "string", "pattern": f"^([a-z]{{1,30}}[0-9]{{1,{repeats}}}){{1,25}}$"},
+        ]
+    return schemas
 
 
 async def hostility(url: str, model: str) -> tuple[Stream, Stream, list[tuple[int, str]]]:

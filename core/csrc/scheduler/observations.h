@@ -76,8 +76,8 @@ class PrefillCost {
   void Fit() noexcept {
     const auto& [xx, xz, zz, xy, zy] = sums_;
     // Contexts all alike tell nothing of their weight; what was known before is kept.
-    if (xx * zz - xz * xz <= xx * zz / 256.0) return;
-    // A ridge on d: where chunks are cut by the weight itself, times alone would confirm any weight.
+    if (xx * zz - xz * xz <= xx * zz / 16.0) return;
+    // A ridge on d, small beside the spread: where chunks are cut by the weight itself, times alone would confirm any weight.
     const double ridged = zz + zz / 64.0;
     const double b = ridged * xy - xz * zy;
     const double d = xx * zy - xz * xy;

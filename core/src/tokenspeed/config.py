@@ -47,7 +47,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kvstore_write_policy: when pages are copied to the host tier: ``write-through``, ``write-on-evict`` or ``selective`` (at their second use).
         kvstore_timeout_ms: the longest that one operation of the store may take.
         prefetch_threshold: tokens that the store must add to a hit to be asked for them.
+        kv_events_config: the JSON text of ``--kv-events-config``, or ``None`` for no KV events.
         kernel_overrides: ``family.mode`` to solution.
+        kernel_times: file of ``tokenspeed kernels bench --save``, or ``None`` for no measured choice of kernels.
         seed: seeds requests that bring none.
     """
 
@@ -82,7 +84,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kvstore_write_policy: str = "write-through"
     kvstore_timeout_ms: float = 500.0
     prefetch_threshold: int = 256
+    kv_events_config: str | None = None
     kernel_overrides: dict[str, str] = {}
+    kernel_times: str | None = None
     plugins: str = ""
     plugin_options: dict[str, str] = {}
     parallel: ParallelConfig = ParallelConfig()

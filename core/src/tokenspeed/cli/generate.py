@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed.cli.arguments import add_engine_arguments, argument_type, engine_config
-from tokenspeed.cli.flags import count, number
+from tokenspeed.cli.readers import count, number
 from tokenspeed.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:

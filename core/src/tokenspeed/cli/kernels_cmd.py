@@ -1,4 +1,4 @@
-"""``tokenspeed kernels``: list kernels, and explain which one an operation gets. Needs no device and no torch."""
+"""``tokenspeed kernels``: list kernels, explain which one an operation gets (neither needs a device or torch), and time them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 from tokenspeed.cli.arguments import add_plugin_arguments, plugin_settings
 from tokenspeed.cli.table import columns
+from tokenspeed.engine.settings import DTYPES
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kernel import OBJECTIVES, KernelRequest
 from tokenspeed.plugins.kernel_select import KernelRegistry
+from tokenspeed.plugins.kernel_times import KernelTimes
 from tokenspeed.plugins.manager import PluginHost
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.specs import KernelSpec
@@ -26,16 +28,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain = commands.add_parser(
         "explain", help="which kernel an operation gets, and the gate that refused each other"
     )
-    explain.add_argument("operation", metavar="FAMILY.MODE")
-    explain.add_argument(
-        "--dtype", default="fp32", metavar="NAME", help="short name: fp32, bf16, fp16 (default: %(default)s)"
+    bench = commands.add_parser(
+        "bench", help="time every kernel that can serve an operation on the device that is here"
     )
+    for command in (explain, bench):
+        command.add_argument("operation", metavar="FAMILY.MODE")
+        command.add_argument(
+            "--dtype", default="fp32", choices=tuple(DTYPES.values()), help="element type (default: %(default)s)"
+        )
+        command.add_argument(
+            "--shape", action="append", default=[], metavar="NAME=N", help="a size the caller knows; may be given again"
+        )
+    bench.add_argument("--rows", default="1,8,64", metavar="N,N", help="row counts to time (default: %(default)s)")
+    bench.add_argument("--device", default="auto", help="as for serve (default: %(default)s)")
+    bench.add_argument("--save", metavar="FILE", help="keep the figures there, for serve --kernel-times")
     explain.add_argument("--layout", default="", choices=("", "NHD", "HND"), help="KV layout, where one is involved")
     explain.add_argument(
         "--feature", action="append", default=[], metavar="NAME", help="an ability the caller needs; may be given again"
-    )
-    explain.add_argument(
-        "--shape", action="append", default=[], metavar="NAME=N", help="a size the caller knows; may be given again"
     )
     explain.add_argument("--objective", default="latency", choices=OBJECTIVES, help="default: %(default)s")
     explain.add_argument(
@@ -46,7 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     explain.add_argument("--capability", default="", metavar="X.Y", help="its device's capability, for example 9.0")
     explain.add_argument("--solution", default=None, metavar="NAME", help="as with --kernel FAMILY.MODE=NAME")
-    for command in (listing, explain):
+    explain.add_argument("--kernel-times", default=None, metavar="FILE", help="as for serve")
+    explain.add_argument(
+        "--device-name", default="", metavar="KEY", help="whose figures, where the file has those of several"
+    )
+    for command in (listing, explain, bench):
         add_plugin_arguments(command)
         command.add_argument("--json", action="store_true", help="print JSON")
 
@@ -56,7 +69,14 @@ def run(args: argparse.Namespace) -> int:
     text, _, source = plugin_settings(args)
     host = PluginHost.load(text, source=source)
     kernels = host.registry.specs("kernel")
-    return _list(kernels, args) if args.kernels_command == "list" else _explain(host, kernels, args)
+    if args.kernels_command == "list":
+        return _list(kernels, args)
+    request = _request(args)
+    if args.kernels_command == "explain":
+        return _explain(host, kernels, request, args)
+    from tokenspeed.cli.kernels_bench import bench
+
+    return bench(host, request, _rows(args.rows), args)
 
 
 def _list(kernels: list[Contribution[KernelSpec]], args: argparse.Namespace) -> int:
@@ -101,34 +121,64 @@ def _plain(c: Contribution[KernelSpec]) -> dict[str, Any]:
     }
 
 
-def _explain(host: PluginHost, kernels: list[Contribution[KernelSpec]], args: argparse.Namespace) -> int:
+def _request(args: argparse.Namespace) -> KernelRequest:
     family, dot, mode = args.operation.partition(".")
     if not dot or not mode:
-        raise ConfigError(f"kernels explain {args.operation}: write FAMILY.MODE, for example norm.rms_norm")
-    request = KernelRequest(
+        raise ConfigError(
+            f"kernels {args.kernels_command} {args.operation}: write FAMILY.MODE, for example norm.rms_norm"
+        )
+    plain = args.kernels_command == "bench"
+    return KernelRequest(
         family=family,
         mode=mode,
         dtype=args.dtype,
-        layout=args.layout,
-        features=frozenset(args.feature),
+        layout="" if plain else args.layout,
+        features=frozenset() if plain else frozenset(args.feature),
         shape=_shape(args.shape),
-        objective=args.objective,
+        objective="latency" if plain else args.objective,
     )
+
+
+def _rows(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--rows {text}: write numbers with commas, for example 1,8,64")
+    return [int(part) for part in parts]
+
+
+def _times(args: argparse.Namespace) -> KernelTimes | None:
+    if args.kernel_times is None:
+        return None
+    known = KernelTimes.devices(args.kernel_times)
+    times = KernelTimes.load(args.kernel_times, args.device_name or (known[0] if len(known) == 1 else ""))
+    if not len(times):
+        raise ConfigError(
+            f"--device-name {args.device_name or '(none)'}: {args.kernel_times} has figures of: {' | '.join(known)}"
+        )
+    return times
+
+
+def _explain(
+    host: PluginHost, kernels: list[Contribution[KernelSpec]], request: KernelRequest, args: argparse.Namespace
+) -> int:
     registry = KernelRegistry(
         kernels,
         platform_name=args.platform,
         capability=_capability(args.capability),
         overrides={args.operation: args.solution} if args.solution else {},
         active=host.active,
+        times=_times(args),
     )
     if args.operation not in registry.operations:
         registry.choose(request)  # raises, naming the nearest
     candidates = registry.explain(request)
     found = any(not gate for _, gate in candidates)
+    if found:
+        candidates[0] = (candidates[0][0], f"chosen: {registry.choose(request).why}" if args.json is False else "")
     if args.json:
         print(json.dumps([{"name": name, "gate": gate} for name, gate in candidates], indent=2))
     else:
-        print(columns(("KERNEL", "OUTCOME"), [(name, gate or "chosen") for name, gate in candidates]))
+        print(columns(("KERNEL", "OUTCOME"), candidates))
     return 0 if found else 1
 
 

@@ -17,10 +17,12 @@ from tokenspeed import __version__
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine import choices
 from tokenspeed.engine.accelerators import Accelerator, present_accelerators
+from tokenspeed.engine.kv_events.config import check_kv_events
 from tokenspeed.engine.report import explain_text, to_json
-from tokenspeed.engine.settings import attention_shape, resolve_dtype, resolve_limits, resolve_parallel
+from tokenspeed.engine.settings import DTYPES, attention_shape, resolve_dtype, resolve_limits, resolve_parallel
 from tokenspeed.plugins.dispatch import EventCalls
-from tokenspeed.plugins.kernel_select import KernelRegistry, check_overrides
+from tokenspeed.plugins.kernel_select import KernelRegistry
+from tokenspeed.plugins.kernel_times import KernelTimes, device_key
 from tokenspeed.plugins.manager import PluginHost
 from tokenspeed.plugins.options import resolve_options
 from tokenspeed.plugins.plan import PlanPlugin, PlanSlot, PluginPlan
@@ -145,6 +147,7 @@ class Assembly:
             overrides=self.config.kernel_overrides,
             context_factory=context_factory,
             active=self.host.active,
+            times=_kernel_times(self.config.kernel_times, self.platform),
         )
 
     def explain(self, *, verbose: bool = False) -> str:
@@ -225,8 +228,19 @@ def assemble(
     grammar, grammar_warning = choices.choose_grammar_backend(host, config.grammar_backend, platform_choice.spec.name)
     slots.take("grammar_backend", grammar)
     slots.warnings += [grammar_warning] if grammar_warning else []
+    if config.kv_events_config is not None:
+        check_kv_events(config.kv_events_config, prefix_caching=config.enable_prefix_caching)
     slots.take("kv_store", choices.choose_kv_store(host, config.kvstore, platform_choice.spec.name))
-    check_overrides(config.kernel_overrides, host.registry.specs("kernel"))
+    kernels = KernelRegistry(
+        host.registry.specs("kernel"),
+        platform_name=platform_choice.spec.name,
+        capability=platform.capability if config.kernel_overrides else (),
+        overrides=config.kernel_overrides,
+        active=host.active,
+    )
+    for operation in config.kernel_overrides:
+        kernels.check_override(operation, DTYPES[dtype])
+    _kernel_times(config.kernel_times, platform)
 
     resolved = msgspec.structs.replace(
         resolved,
@@ -287,6 +301,10 @@ def _take_parsers(
     slots.take("tool_parser", tool)
     slots.take("reasoning_parser", reasoning)
     slots.warnings += [warning for warning in (tool_warning, reasoning_warning) if warning]
+
+
+def _kernel_times(path: str | None, platform: Platform) -> KernelTimes | None:
+    return None if path is None else KernelTimes.load(path, device_key(platform.describe()))
 
 
 def _make_plan(

@@ -18,10 +18,12 @@ from tokenspeed._scheduler import Scheduler, SchedulerConfig
 from tokenspeed.engine.assembly import Assembly
 from tokenspeed.engine.channel import Channel
 from tokenspeed.engine.control import Control
-from tokenspeed.engine.end_tokens import end_token_ids
+from tokenspeed.engine.end_tokens import end_ids_of
 from tokenspeed.engine.event_loop import EventLoop, Executor, now_us
 from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.grammar_setup import GrammarParts, build_grammars, load_grammar_parts
+from tokenspeed.engine.kv_events.config import kv_events_of
+from tokenspeed.engine.kv_events.publisher import KVEventPublisher
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
 from tokenspeed.engine.tiers import CacheSource, Tiers, make_cache
@@ -139,19 +141,22 @@ def build_loop(
     tiers = None if cache is None or rank.cache is None else Tiers(scheduler, cache, rank.cache)
     gauges = Gauges(scheduler, grammars, tiers)
     info = _info(assembly, rank)
+    events = kv_events_of(config)
+    block_sizes = [group.page_size for group in scheduler.config.groups]
     loop = EventLoop(
         scheduler=scheduler,
         executor=executor or rank.executor,
         tiers=tiers,
         admission=Admission(
             vocab_size=rank.vocab_size,
-            end_ids=end_token_ids(assembly.model.config, assembly.model.generation),
+            end_ids=end_ids_of(assembly, vocab_size=rank.vocab_size),
             seed=config.seed,
         ),
         channel=channel,
         control=Control(scheduler=scheduler, gauges=gauges, info=info),
         gauges=gauges,
         grammars=grammars,
+        kv_events=KVEventPublisher(events, block_sizes=block_sizes) if events is not None else None,
         overlap_depth=scheduler.config.overlap_depth,
         clock=clock,
     )
@@ -339,6 +344,7 @@ def _executor(
     )
     if platform.asynchronous:
         warm_up(executor, max_rows=max_rows, max_tokens=plan_shape.max_step_tokens, max_model_len=max_model_len)
+        grammar.warm_up(apply_bitmask, platform.device)
     decoders = [decode for _, decode in backends]
     if platform.supports_graphs and not config.enforce_eager and all(decode.graph_variants for decode in decoders):
         common: dict[str, Any] = {

@@ -17,6 +17,7 @@ from tokenspeed.engine.channel import Channel
 from tokenspeed.engine.control import Control
 from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.grammars import Grammars
+from tokenspeed.engine.kv_events.publisher import KVEventPublisher
 from tokenspeed.engine.outputs import (
     OUTCOME_RELOAD,
     REASONS,
@@ -103,6 +104,7 @@ class EventLoop:
         gauges: Gauges,
         grammars: Grammars | None = None,
         tiers: Tiers | None = None,
+        kv_events: KVEventPublisher | None = None,
         overlap_depth: int = 0,
         clock: Callable[[], int] = now_us,
     ) -> None:
@@ -114,6 +116,7 @@ class EventLoop:
         self._gauges = gauges
         self._grammars = grammars or Grammars()
         self._tiers = tiers
+        self._kv_events = kv_events
         self._depth = overlap_depth
         self._clock = clock
         self._flights: deque[_Flight] = deque()
@@ -159,6 +162,8 @@ class EventLoop:
             flight = self._flights.popleft()
             self._emit(flight, *self._advance(flight))
         self._send(idle=plan is None and not ready)
+        if self._kv_events is not None:
+            self._kv_events.publish(self._scheduler.drain_kv_events())
         return plan is not None or ready > 0 or told
 
     def _plan(self) -> ExecutionPlan | None:
@@ -353,6 +358,10 @@ class EventLoop:
         if self._tiers is not None:
             self._tiers.close(self._plan)
             self._tiers = None
+        if self._kv_events is not None:
+            self._kv_events.publish(self._scheduler.drain_kv_events())
+            self._kv_events.close()
+            self._kv_events = None
 
 
 def _logprobs_by_row(result: StepResult) -> dict[int, list[TokenLogprobs]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from tokenspeed.engine.assembly import Assembly
-from tokenspeed.engine.end_tokens import end_token_ids
+from tokenspeed.engine.end_tokens import end_ids_of
 from tokenspeed.engine.grammar_compiler import GrammarCompiler
 from tokenspeed.engine.grammar_worker import WorkerStart, backend_from
 from tokenspeed.engine.grammars import Grammars
 from tokenspeed.errors import ConfigError, ModelError
-from tokenspeed.interfaces.grammar import GrammarLimits
+from tokenspeed.interfaces.grammar import GrammarLimits, mask_words
 from tokenspeed.runtime.grammar import GrammarStore, SlotGrammars
 from tokenspeed.weights.vocabulary import read_vocabulary
 
@@ -35,6 +38,16 @@ class GrammarParts:
         return SlotGrammars(
             self.store, max_slots=max_slots, vocab_size=self.start.vocab_size, stop_ids=self.start.stop_token_ids
         )
+
+    def warm_up(
+        self, apply_bitmask: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None], device: torch.device
+    ) -> None:
+        """Mask something, so that whatever the kernel compiles on first use is there when requests come."""
+        if self.start is None:
+            return
+        row = torch.zeros(1, dtype=torch.int64, device=device)
+        bits = torch.zeros((1, mask_words(self.start.vocab_size)), dtype=torch.int32, device=device)
+        apply_bitmask(torch.zeros((1, self.start.vocab_size), device=device), bits, row)
 
 
 def load_grammar_parts(assembly: Assembly, *, vocab_size: int) -> GrammarParts:
@@ -63,7 +76,7 @@ def load_grammar_parts(assembly: Assembly, *, vocab_size: int) -> GrammarParts:
         target=spec.target,
         vocabulary=list(vocabulary.pieces[:vocab_size]),
         vocab_size=vocab_size,
-        stop_token_ids=tuple(sorted(end_token_ids(assembly.model.config, assembly.model.generation))),
+        stop_token_ids=tuple(sorted(end_ids_of(assembly, vocab_size=vocab_size))),
         special_token_ids={text: token for text, token in vocabulary.special.items() if token < vocab_size},
         options=dict(assembly.options_of("grammar_backend")),
         value_bytes=limits.value_bytes,

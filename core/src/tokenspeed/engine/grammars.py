@@ -28,13 +28,22 @@ _NO_BACKEND = (
 
 
 class Compiler(Protocol):
-    """What compiles: ``GrammarCompiler``."""
+    """What compiles: ``GrammarCompiler``, which says more of each method."""
 
-    def submit(self, key: bytes, request: GrammarRequest) -> None: ...
-    def withdraw(self, key: bytes) -> None: ...
-    def results(self) -> list[Compiled]: ...
-    def wait(self, timeout_s: float) -> None: ...
-    def close(self) -> None: ...
+    def submit(self, key: bytes, request: GrammarRequest) -> None:
+        """Queue a grammar; raises ``GrammarError`` where too many wait."""
+
+    def withdraw(self, key: bytes) -> None:
+        """Nobody waits for ``key`` any more."""
+
+    def results(self) -> list[Compiled]:
+        """What has ended since the last call."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something has ended."""
+
+    def close(self) -> None:
+        """End what compiles."""
 
 
 @dataclass(slots=True)

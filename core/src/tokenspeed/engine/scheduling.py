@@ -8,6 +8,7 @@ from typing import Any
 from tokenspeed import _scheduler
 from tokenspeed._scheduler import CacheGroupConfig, RequestSpec, SchedulerConfig, SubmitRefusal
 from tokenspeed.config import EngineConfig
+from tokenspeed.engine.kv_events.config import kv_events_of
 from tokenspeed.engine.requests import LiveRequest
 
 __all__ = ["REFUSED_PARAMS", "request_spec", "scheduler_config"]
@@ -43,6 +44,7 @@ def scheduler_config(
         enable_prefix_caching=config.enable_prefix_caching,
         max_step_us=int((config.max_step_ms or 0.0) * 1000),
         **(_tier_settings(config) if host_pages else {}),
+        **({"kv_events": True} if kv_events_of(config) is not None else {}),
     )
 
 

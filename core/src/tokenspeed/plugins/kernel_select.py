@@ -1,21 +1,23 @@
 """Kernels by family and mode: the same choice as for every other kind, asked for often and therefore remembered.
 
-Order: override (which must still pass the gates), gates, objective, then the platform-independent rest of ``selection``.
+Order: override (which must still pass the gates), gates, objective, what was measured on this device, then the platform-independent rest of ``selection``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
+from tokenspeed.plugins.kernel_times import KernelTimes
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
-from tokenspeed.plugins.selection import Choice, load_target, refusals, select
+from tokenspeed.plugins.selection import Choice, Loser, load_target, refusals, select
 from tokenspeed.plugins.specs import KERNEL_OBJECTIVES, KernelSpec
 
 __all__ = ["KernelQuery", "KernelRegistry", "check_overrides"]
@@ -42,6 +44,19 @@ class KernelQuery(Protocol):
     def shape(self) -> Mapping[str, int]: ...
     @property
     def objective(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Anything:
+    """A request of which no more is known than its element type."""
+
+    family: str
+    mode: str
+    dtype: str
+    features: frozenset[str]
+    shape: Mapping[str, int]
+    layout: str = ""
+    objective: str = "latency"
 
 
 def _dotted(version: Sequence[int]) -> str:
@@ -82,6 +97,7 @@ class KernelRegistry:
         objective: replaces the objective of every request where it is not empty.
         context_factory: given a plugin's name, makes the ``interfaces.kernel.KernelContext`` for its ``factory`` kernels.
         active: names of active plugins, for ``Spec.needs``; ``None`` skips that check.
+        times: what was measured on the device: of the candidates that fit, the fastest is taken for a request that is in there.
     """
 
     def __init__(
@@ -94,7 +110,9 @@ class KernelRegistry:
         objective: str = "",
         context_factory: Callable[[str], object] | None = None,
         active: Collection[str] | None = None,
+        times: KernelTimes | None = None,
     ) -> None:
+        self._times = times
         self.platform_name = platform_name
         self.capability = capability
         self.overrides = dict(overrides or {})
@@ -137,7 +155,7 @@ class KernelRegistry:
                 f"known: {', '.join(sorted(self._by_mode)) or 'none'}"
             )
         override = self.overrides.get(operation)
-        return select(
+        choice = select(
             f"kernel {operation}",
             candidates,
             flag=override,
@@ -147,21 +165,75 @@ class KernelRegistry:
             fits=lambda spec: self._gate(spec, request, with_objective=override is None),
             requirements=self._requirements,
         )
+        return choice if override is not None else self._fastest(choice, candidates, request)
+
+    def candidates(self, request: KernelQuery) -> dict[str, str]:
+        """Each candidate as ``plugin:name`` with the gates that refuse it; an empty text where it can serve the request."""
+        return refusals(
+            self._by_mode.get(f"{request.family}.{request.mode}", []),
+            platform=self.platform_name,
+            active=self._active,
+            fits=lambda spec: self._gate(spec, request, with_objective=True),
+            requirements=self._requirements,
+        )
+
+    def check_override(self, operation: str, dtype: str) -> None:
+        """Refuse an override that cannot run here whatever the request: another platform or capability, a missing requirement, none of the element types.
+
+        Raises:
+            PluginError: with the reason.
+        """
+        family, _, mode = operation.partition(".")
+        named = self.overrides[operation]
+        own = [c for c in self._by_mode[operation] if named in (c.spec.name, c.name)]
+
+        def fits(spec: KernelSpec) -> str:
+            asked = _Anything(family=family, mode=mode, dtype=dtype, features=frozenset(), shape={})
+            # What takes fp32 may be asked for that whatever the model's type, as the sampler's kernels are.
+            dtypes = () if "fp32" in spec.dtypes else spec.dtypes
+            return self._gate(
+                dataclasses.replace(spec, traits=(), dtypes=dtypes, layouts=()), asked, with_objective=False
+            )
+
+        reasons = refusals(
+            own, platform=self.platform_name, active=self._active, fits=fits, requirements=self._requirements
+        )
+        if all(reasons.values()):
+            text = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
+            raise PluginError(f"--kernel {operation}={named} cannot be used: {text}")
+
+    def _fastest(
+        self, choice: Choice[KernelSpec], candidates: Sequence[Contribution[KernelSpec]], request: KernelQuery
+    ) -> Choice[KernelSpec]:
+        """The choice that the measurements make of ``choice``; the same where there is none."""
+        operation = f"{request.family}.{request.mode}"
+        found = self._times.find(operation, request.dtype, request.shape) if self._times is not None else None
+        if found is None:
+            return choice
+        fitting = [name for name, gate in self.candidates(request).items() if not gate and name in found.us]
+        if len(fitting) < 2:
+            return choice
+        best, second = sorted(fitting, key=lambda name: found.us[name])[:2]
+        why = f"measured {found.us[best]:.4g} us, {second} {found.us[second]:.4g}, on {found.date}"
+        if best == choice.winner.name:
+            return dataclasses.replace(choice, why=why)
+        former = Loser(choice.winner.name, f"measured {found.us.get(choice.winner.name, float('inf')):.4g} us")
+        losers = (former, *(loser for loser in choice.losers if loser.name != best))
+        winner = next(c for c in candidates if c.name == best)
+        return dataclasses.replace(choice, winner=winner, why=why, losers=losers)
+
+    def build(self, name: str, operation: str) -> Callable[..., Any]:
+        """The candidate ``plugin:name`` of an operation, chosen or not. Raises ``PluginError`` where it cannot be loaded."""
+        return self._build(next(c for c in self._by_mode[operation] if c.name == name))
 
     def explain(self, request: KernelQuery) -> list[tuple[str, str]]:
         """Each candidate as ``plugin:name`` with the gate or rank that refused it; the one that would be taken comes first, with an empty text."""
         try:
             choice = self.choose(request)
         except PluginError:
-            candidates = self._by_mode.get(f"{request.family}.{request.mode}", [])
-            refused = refusals(
-                candidates,
-                platform=self.platform_name,
-                active=self._active,
-                fits=lambda spec: self._gate(spec, request, with_objective=True),
-                requirements=self._requirements,
-            )
-            return [(name, gate or "fits, but the choice is refused") for name, gate in refused.items()]
+            return [
+                (name, gate or "fits, but the choice is refused") for name, gate in self.candidates(request).items()
+            ]
         return [(choice.winner.name, ""), *((loser.name, loser.reason) for loser in choice.losers)]
 
     def _key(self, request: KernelQuery) -> _Key:

@@ -150,6 +150,10 @@ class ModelExecutor:
     ) -> PendingStep:
         """Keep the tokens for the next step on the device, and send them to the host."""
         # A bad row's -1 must not become an input id of a plan that is already made.
+        if self._device.type == "cpu":
+            values = sampled.tokens.numpy()
+            self.last_tokens.numpy()[slots] = np.maximum(values[:, -1], 0)
+            return PendingStep(result=_scatter(rows, sampling, values, sampled, prompt_logprobs))
         where = to_device(slots.astype(np.int64), self._device)
         self.last_tokens.index_copy_(0, where, sampled.tokens[:, -1].clamp_min(0))
         drawn = Download(sampled.tokens)
@@ -157,7 +161,7 @@ class ModelExecutor:
         def finish() -> StepResult:
             return _scatter(rows, sampling, drawn.wait(), sampled, prompt_logprobs)
 
-        return PendingStep(result=finish()) if self._device.type == "cpu" else PendingStep(finish)
+        return PendingStep(finish)
 
     def _prompt_logprobs(self, plan: PlanView, hidden: torch.Tensor) -> list[PromptLogprobs]:
         """The logits after position i tell of prompt token i + 1. Every rank comes here alike: logits may be a collective."""

@@ -31,14 +31,12 @@ class SampleResult:
 
     Attributes:
         tokens: (n, W) int64 on the device; -1 where the row is bad.
-        accepted: (n) int64, tokens of the row that count (all 1 without speculation).
         bad: (n) bool, rows whose logits held NaN or no finite maximum.
         faults: what is wrong with a bad row where it is not its logits.
         logprobs: of the rows in ``logprob_rows`` (m) int64, ``None`` when none asked; ``top`` (m) is how many alternatives each wants.
     """
 
     tokens: torch.Tensor
-    accepted: torch.Tensor
     bad: torch.Tensor
     faults: dict[int, str] = field(default_factory=dict)
     logprobs: LogprobRows | None = None
@@ -176,9 +174,18 @@ def _entries(ragged: RaggedRows, device: torch.device) -> tuple[tuple[torch.Tens
 
 def guard(tokens: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens, bad). A NaN anywhere (-1 from argmax) or a largest logit that is not finite makes that row bad, and no other; bad rows hold -1."""
+    if logits.device.type == "cpu" and logits.dtype is torch.float32:
+        return _guard_on_host(tokens.numpy(), logits.numpy())
     best = logits.gather(1, tokens.clamp_min(0)[:, None])[:, 0]
     bad = (tokens < 0) | ~torch.isfinite(best)
     return tokens.masked_fill(bad, -1), bad
+
+
+def _guard_on_host(tokens: npt.NDArray[np.int64], logits: npt.NDArray[np.float32]) -> tuple[torch.Tensor, torch.Tensor]:
+    """``guard`` in a few small array operations: a step of one row notices each of torch's."""
+    best = logits[np.arange(len(tokens)), tokens]  # of -1 the last one, which does not count
+    bad = (tokens < 0) | ~np.isfinite(best)
+    return torch.from_numpy(np.where(bad, -1, tokens)), torch.from_numpy(bad)
 
 
 def _result(
@@ -190,10 +197,8 @@ def _result(
     logprob_rows: npt.NDArray[np.int64] | None = None,
     top: npt.NDArray[np.int64] | None = None,
 ) -> SampleResult:
-    accepted = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
     return SampleResult(
         tokens=tokens[:, None],
-        accepted=accepted,
         bad=bad,
         faults=faults or {},
         logprobs=logprobs,

@@ -6,7 +6,6 @@ The grammar backend's own checker runs here, before the engine is asked, so that
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from tokenspeed.interfaces.parsing import structural
 from tokenspeed.interfaces.reasoning import ReasoningParser
 from tokenspeed.messages import Grammar
 from tokenspeed.serving.protocol.sampling import SamplingFields
-from tokenspeed.serving.protocol.structured import Answer
+from tokenspeed.serving.protocol.structured import Answer, json_text
 from tokenspeed.serving.protocol.tool_choice import ToolChoice
 
 __all__ = [
@@ -94,6 +93,11 @@ class Constraint:
         """Calls are constrained, not only looked for."""
         choice = self.choice
         return choice.active and (choice.required or choice.names is not None or self.strict is not None)
+
+    @property
+    def ends_text(self) -> bool:
+        """The grammar says where the text ends; around calls that are free to come, any text goes on."""
+        return self.answer is not None or (self.choice.active and self.choice.required)
 
     @property
     def param(self) -> str:
@@ -222,7 +226,7 @@ def _check(checker: GrammarChecker, kind: str, value: str, param: str) -> None:
 
 
 def _tagged(format: structural.Format, check: GrammarChecker, param: str, end: tuple[int, ...] = ()) -> Grammar:
-    value = json.dumps(structural.structural_tag(format), ensure_ascii=False)
+    value = json_text(structural.structural_tag(format), param)
     _check(check, "structural_tag", value, param)
     return Grammar("structural_tag", value, end)
 
@@ -262,10 +266,10 @@ def _held(wanted: Constraint, parser: type[ToolParser], at: int, check: GrammarC
     parameters = function.get("parameters")
     try:
         if parameters is not None:
-            _check(check, "json_schema", json.dumps(parameters), param)
+            _check(check, "json_schema", json_text(parameters, param), param)
         alone = parser.structural_tag(wanted.tools, names=(function["name"],), required=True, parallel=False)
         if alone is not None:
-            _check(check, "structural_tag", json.dumps(alone, ensure_ascii=False), param)
+            _check(check, "structural_tag", json_text(alone, param), param)
     except GrammarError as error:
         if function.get("strict") or error.param != param:
             raise

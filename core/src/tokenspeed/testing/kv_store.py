@@ -18,172 +18,29 @@ import itertools
 import os
 import threading
 import time
-import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from tokenspeed.interfaces.kvstore import Frame, KVNamespace, KVStore, KVStoreContext
-from tokenspeed.plugins.selection import load_target
 from tokenspeed.plugins.specs import KVStoreSpec
 from tokenspeed.runtime.kv_frames import HEADER_BYTES, frame_bytes
-from tokenspeed.runtime.store_guard import StoreGuard
-from tokenspeed.runtime.store_lane import aligned_memory
+from tokenspeed.testing.kv_store_bench import (
+    LONG_S,
+    StoreBench,
+    StoreHost,
+    StoreServer,
+    count,
+    eventually,
+    load,
+    random_keys,
+    random_pages,
+    save,
+)
 
-__all__ = ["KVStoreSuite", "ServedStoreSuite", "StoreBench", "StoreHost", "StoreServer"]
-
-Pages = list[npt.NDArray[np.uint8]]
-
-_FRAMES = 16
-_LONG_S = 30.0
-#: For opening and for probes, on a machine that has other things to do.
-_PATIENCE_S = 15.0
-
-
-class StoreHost(ABC):
-    """Where a store keeps its frames, as a test meddles with it.
-
-    Attributes:
-        options: the plugin's options for this place.
-    """
-
-    options: Mapping[str, Any]
-
-    @abstractmethod
-    def read(self, namespace: KVNamespace, key: bytes) -> bytes:
-        """What lies under ``key``."""
-
-    @abstractmethod
-    def write(self, namespace: KVNamespace, key: bytes, data: bytes) -> None:
-        """Let ``data`` lie under ``key``, whatever its length."""
-
-
-class StoreServer(StoreHost):
-    """A host that is a process (or several) of its own."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """End it at once, as a crash would."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Run it again, at the same place; returns when it answers."""
-
-    @abstractmethod
-    def suspend(self) -> None:
-        """It goes on holding its connections and answers nothing (SIGSTOP)."""
-
-    @abstractmethod
-    def resume(self) -> None:
-        """It goes on (SIGCONT)."""
-
-
-def random_pages(count: int, size: int, seed: int = 0) -> Pages:
-    """``count`` pages of ``size`` random bytes."""
-    return list(np.random.default_rng(seed).integers(0, 256, (count, size), dtype=np.uint8))
-
-
-def random_keys(count: int) -> list[bytes]:
-    """Page hashes that nothing else uses."""
-    return [os.urandom(16) for _ in range(count)]
-
-
-class StoreBench:
-    """Makes stores and guards of one kind, and closes them."""
-
-    def __init__(self, spec: KVStoreSpec, options: Mapping[str, Any], page_bytes: int, timeout_s: float) -> None:
-        self.page_bytes = page_bytes
-        self._spec, self._options, self._timeout_s = spec, options, timeout_s
-        self._shared: dict[str, Any] = {}
-        self._open: list[KVStore | StoreGuard] = []
-        self._staging: dict[int, npt.NDArray[np.uint8]] = {}
-
-    def namespace(self, **fields: Any) -> KVNamespace:
-        """One that no other test uses, but for the ``fields`` that are given."""
-        common: dict[str, Any] = {"model": uuid.uuid4().hex, "dtype": "float32", "layout": "NHD", "page_size": 16}
-        return KVNamespace(**{**common, "page_bytes": self.page_bytes, **fields})
-
-    def make(self, staging: npt.NDArray[np.uint8]) -> KVStore:
-        """A store over ``staging``; the caller closes it."""
-        context = KVStoreContext(staging=staging, timeout_s=self._timeout_s, options=self._options, shared=self._shared)
-        store: KVStore = load_target(self._spec.target)(context)
-        return store
-
-    def store(self) -> KVStore:
-        """A store with staging for ``_FRAMES`` frames."""
-        staging = aligned_memory(_FRAMES * frame_bytes(self.page_bytes))
-        store = self.make(staging)
-        self._open.append(store)
-        self._staging[id(store)] = staging
-        return store
-
-    def frames(self, store: KVStore, count: int, size: int | None = None) -> list[Frame]:
-        """Frames in a store's staging, full of zeros, each of ``size`` bytes."""
-        stride = frame_bytes(self.page_bytes)
-        staging = self._staging[id(store)]
-        staging[:] = 0
-        return [staging[i * stride : i * stride + (stride if size is None else size)] for i in range(count)]
-
-    def put(
-        self, store: KVStore, namespace: KVNamespace, keys: Sequence[bytes], contents: Sequence[bytes]
-    ) -> list[bool]:
-        """Put bytes as they are."""
-        frames = self.frames(store, len(keys))
-        for i, data in enumerate(contents):
-            frames[i] = frames[i][: len(data)]
-            frames[i].data[:] = data
-        return store.put(namespace, keys, frames, _LONG_S)
-
-    def get(
-        self, store: KVStore, namespace: KVNamespace, keys: Sequence[bytes], size: int | None = None
-    ) -> list[bytes | None]:
-        """What lies under each key."""
-        frames = self.frames(store, len(keys), size)
-        answer = store.get_into(namespace, keys, frames, _LONG_S)
-        return [frame.tobytes() if ok else None for frame, ok in zip(frames, answer, strict=True)]
-
-    def guard(self, *namespaces: KVNamespace, timeout_s: float | None = None) -> StoreGuard:
-        """The guard that an engine puts around the store."""
-        guard = StoreGuard(self.make, namespaces, timeout_s=timeout_s or self._timeout_s, patience_s=_PATIENCE_S)
-        self._open.append(guard)
-        guard.open()
-        return guard
-
-    def close(self) -> None:
-        """Close everything that was made."""
-        for each in self._open:
-            each.close()
-
-
-def load(guard: StoreGuard, keys: Sequence[bytes], size: int) -> tuple[int, Pages]:
-    """Load into fresh pages."""
-    pages = [np.zeros(size, dtype=np.uint8) for _ in keys]
-    return guard.load(0, keys, pages, time.monotonic() + _LONG_S), pages
-
-
-def save(guard: StoreGuard, keys: Sequence[bytes], pages: Pages) -> int:
-    """Save all pages."""
-    return guard.save(0, keys, pages, time.monotonic() + _LONG_S)
-
-
-def count(guard: StoreGuard, keys: Sequence[bytes]) -> int:
-    """Leading keys that are there."""
-    return guard.count(0, keys, time.monotonic() + _LONG_S)
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    """Whether ``condition`` comes true in time."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
+__all__ = ["KVStoreSuite", "ServedStoreSuite"]
 
 
 class KVStoreSuite:
@@ -210,27 +67,31 @@ class KVStoreSuite:
 
     @pytest.mark.parametrize("sizes", [(1,), (64, 4096, 4097), (48_104,) * 12])
     def test_frames_come_back_as_they_went(self, bench: StoreBench, sizes: tuple[int, ...]) -> None:
+        """Small ones, large ones, and sizes that are no multiple of anything."""
         store, space, keys = bench.store(), bench.namespace(), random_keys(len(sizes))
         contents = [os.urandom(size) for size in sizes]
         assert bench.put(store, space, keys, contents) == [True] * len(sizes)
-        assert store.exists(space, keys, _LONG_S) == [True] * len(sizes)
+        assert store.exists(space, keys, LONG_S) == [True] * len(sizes)
         for key, data in zip(keys, contents, strict=True):
             assert bench.get(store, space, [key], len(data)) == [data]
 
     def test_what_was_never_put_is_a_miss_and_disturbs_no_other(self, bench: StoreBench) -> None:
+        """A batch of hits and misses."""
         store, space, keys = bench.store(), bench.namespace(), random_keys(4)
         data = os.urandom(frame_bytes(bench.page_bytes))
         bench.put(store, space, [keys[1], keys[3]], [data, data])
-        assert store.exists(space, keys, _LONG_S) == [False, True, False, True]
+        assert store.exists(space, keys, LONG_S) == [False, True, False, True]
         assert bench.get(store, space, keys) == [None, data, None, data]
 
     def test_calls_about_nothing_answer_nothing(self, bench: StoreBench) -> None:
+        """Empty batches."""
         store, space = bench.store(), bench.namespace()
-        assert store.exists(space, [], _LONG_S) == []
-        assert store.get_into(space, [], [], _LONG_S) == []
-        assert store.put(space, [], [], _LONG_S) == []
+        assert store.exists(space, [], LONG_S) == []
+        assert store.get_into(space, [], [], LONG_S) == []
+        assert store.put(space, [], [], LONG_S) == []
 
     def test_a_second_put_replaces_the_first(self, bench: StoreBench) -> None:
+        """A damaged page must be replaceable."""
         store, space, keys = bench.store(), bench.namespace(), random_keys(1)
         first, second = (os.urandom(1000) for _ in range(2))
         bench.put(store, space, keys, [first])
@@ -239,6 +100,7 @@ class KVStoreSuite:
 
     @pytest.mark.parametrize("asked", [999, 1001, 64])
     def test_a_frame_of_another_length_is_a_miss(self, bench: StoreBench, asked: int) -> None:
+        """A shorter and a longer one."""
         store, space, keys = bench.store(), bench.namespace(), random_keys(1)
         bench.put(store, space, keys, [os.urandom(1000)])
         assert bench.get(store, space, keys, asked) == [None]
@@ -252,19 +114,20 @@ class KVStoreSuite:
         ]
         bench.put(store, base, keys, [os.urandom(100)] * 2)
         for other in others:
-            assert store.exists(other, keys, _LONG_S) == [False, False]
+            assert store.exists(other, keys, LONG_S) == [False, False]
             assert bench.get(store, other, keys, 100) == [None, None]
 
     def test_deleting_a_namespace_removes_all_of_it_and_nothing_else(self, bench: StoreBench) -> None:
+        """And the namespace can be used again."""
         store, one, other, keys = bench.store(), bench.namespace(), bench.namespace(), random_keys(12)
         for space in (one, other):
             bench.put(store, space, keys, [os.urandom(100)] * 12)
-        assert store.delete(one, _LONG_S) in (0, 12)
-        assert store.exists(one, keys, _LONG_S) == [False] * 12
-        assert store.exists(other, keys, _LONG_S) == [True] * 12
-        assert store.delete(bench.namespace(), _LONG_S) == 0
+        assert store.delete(one, LONG_S) in (0, 12)
+        assert store.exists(one, keys, LONG_S) == [False] * 12
+        assert store.exists(other, keys, LONG_S) == [True] * 12
+        assert store.delete(bench.namespace(), LONG_S) == 0
         assert bench.put(store, one, keys[:1], [os.urandom(100)]) == [True]
-        assert store.exists(one, keys[:1], _LONG_S) == [True]
+        assert store.exists(one, keys[:1], LONG_S) == [True]
 
     def test_another_object_finds_what_was_put(self, bench: StoreBench) -> None:
         """The engine makes one for loads and one for saves."""
@@ -315,6 +178,7 @@ class KVStoreSuite:
         assert bench.get(stores[1], space, keys) == [last] * 4
 
     def test_counters_are_numbers_by_name(self, bench: StoreBench) -> None:
+        """They are added up and shown as metrics."""
         assert all(isinstance(value, int) and value >= 0 for value in bench.store().counters.values())
 
     # ---- what must not hurt
@@ -334,6 +198,7 @@ class KVStoreSuite:
     def test_a_damaged_page_ends_the_hit_before_it_and_is_replaced(
         self, bench: StoreBench, host: StoreHost, damage: Callable[[bytes], bytes]
     ) -> None:
+        """Torn writes, changed bytes, wrong lengths."""
         space, keys, pages = bench.namespace(), random_keys(4), random_pages(4, self.page_bytes)
         guard = bench.guard(space)
         assert save(guard, keys, pages) == 4
@@ -343,12 +208,15 @@ class KVStoreSuite:
         np.testing.assert_array_equal(into[:2], pages[:2])
         assert guard.counters.bad + guard.counters.lost == 1
         assert count(guard, keys) == 2
-        assert eventually(lambda: save(guard, keys, pages) == 4)  # a store may hold a page for a reader that it was just given to
+        assert eventually(
+            lambda: save(guard, keys, pages) == 4
+        )  # a store may hold a page for a reader that it was just given to
         loaded, into = load(guard, keys, self.page_bytes)
         assert loaded == 4
         np.testing.assert_array_equal(into, pages)
 
     def test_a_page_of_another_key_is_not_taken(self, bench: StoreBench, host: StoreHost) -> None:
+        """A store that mixes up its keys."""
         space, keys, pages = bench.namespace(), random_keys(2), random_pages(2, self.page_bytes)
         guard = bench.guard(space)
         save(guard, keys, pages)
@@ -357,6 +225,7 @@ class KVStoreSuite:
         assert guard.counters.bad == 1
 
     def test_more_pages_than_staging_holds_travel_in_turns(self, bench: StoreBench) -> None:
+        """A long prefix of small pages."""
         space, keys, pages = bench.namespace(), random_keys(300), random_pages(300, 512)
         guard = bench.guard(bench.namespace(model=space.model, page_bytes=512))
         assert save(guard, keys, pages) == 300
@@ -397,6 +266,7 @@ class ServedStoreSuite(KVStoreSuite):
     def test_a_killed_server_is_a_miss_and_is_used_again_when_it_is_back(
         self, bench: StoreBench, server: StoreServer, call: str
     ) -> None:
+        """Whatever is asked of it first."""
         space, keys, pages = bench.namespace(), random_keys(2), random_pages(2, self.page_bytes)
         guard = bench.guard(space)
         assert save(guard, keys, pages) == 2
@@ -406,7 +276,7 @@ class ServedStoreSuite(KVStoreSuite):
             "count": lambda: count(guard, keys),
             "load": lambda: load(guard, keys, self.page_bytes)[0],
             "save": lambda: save(guard, random_keys(2), pages),
-            "delete": lambda: guard.delete(0, time.monotonic() + _LONG_S),
+            "delete": lambda: guard.delete(0, time.monotonic() + LONG_S),
         }
         for _ in range(3):  # a client may answer one call from what it remembers
             began = time.monotonic()
@@ -424,6 +294,7 @@ class ServedStoreSuite(KVStoreSuite):
     def test_a_server_that_is_not_there_at_start_is_used_when_it_comes(
         self, bench: StoreBench, server: StoreServer
     ) -> None:
+        """The engine starts without it."""
         server.kill()
         guard = bench.guard(bench.namespace())
         keys, pages = random_keys(1), random_pages(1, self.page_bytes)
@@ -462,6 +333,7 @@ class ServedStoreSuite(KVStoreSuite):
         assert eventually(lambda: load(guard, keys, self.page_bytes)[0] == 4, 60)
 
     def test_a_slow_answer_within_the_deadline_is_taken(self, bench: StoreBench, server: StoreServer) -> None:
+        """Half a second, where there are twenty."""
         space, keys, pages = bench.namespace(), random_keys(2), random_pages(2, self.page_bytes)
         guard = bench.guard(space, timeout_s=20.0)
         save(guard, keys, pages)
@@ -477,6 +349,7 @@ class ServedStoreSuite(KVStoreSuite):
     def test_a_server_killed_in_the_midst_of_loads_gives_no_wrong_page(
         self, bench: StoreBench, server: StoreServer
     ) -> None:
+        """What arrives is whole or not taken."""
         space, keys, pages = bench.namespace(), random_keys(12), random_pages(12, self.page_bytes)
         guard = bench.guard(space)
         assert save(guard, keys, pages) == 12

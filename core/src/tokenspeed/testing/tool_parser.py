@@ -10,6 +10,7 @@ A plugin subclasses ``ToolParserSuite`` in its tests and gives samples of its fo
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -21,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.parser import ParserContext, ParserDelta, ToolParser
 
 __all__ = ["Parsed", "Sample", "ToolParserSuite", "parse"]
@@ -171,6 +173,24 @@ class ToolParserSuite:
                 assert at + 1 - len(parsed.content) <= longest, text
             parsed.take(parser.finish())
             assert parsed == Parsed(content=text)
+
+    def test_a_structural_tag_is_plain_json_of_the_tools_that_may_be_called(self) -> None:
+        """Where the format can be constrained: the functions asked for and no others, with and without text around calls; odd names are refused."""
+        parser = type(self).parser
+        if not isinstance(parser, type) or not issubclass(parser, ToolParser):
+            return
+        tools = [{"type": "function", "function": {"name": name}} for name in ("get_first", "get_second")]
+        for required, parallel in itertools.product((True, False), repeat=2):
+            tag = parser.structural_tag(tools, names=("get_second",), required=required, parallel=parallel)
+            if tag is None:
+                return
+            assert json.loads(json.dumps(tag)) == tag
+            assert tag.keys() == {"type", "format"}
+            assert tag["type"] == "structural_tag"
+            assert ("get_first" in json.dumps(tag), "get_second" in json.dumps(tag)) == (False, True)
+        for name in ("a b", 'a"b', "a<b", "a\nb"):
+            with pytest.raises(GrammarError, match=r"tools\[0\]\.function\.name"):
+                parser.structural_tag([{"function": {"name": name}}], required=True, parallel=True)
 
     def test_a_cut_output_keeps_finished_calls(self) -> None:
         """A prefix of a sample (max_tokens) raises nothing, keeps the calls that are complete, and shows no unfinished one as complete."""

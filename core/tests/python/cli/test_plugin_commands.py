@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,7 +181,7 @@ def test_kernels_list_and_explain_without_the_device(run: Any, folder: Any) -> N
     assert here.code == 0
     assert "runs on cuda, not on cpu" in here.out
     there = run(*ON_CUDA.split(), "--capability", "9.0")
-    assert there.out.splitlines()[1].split() == ["k:h100", "chosen"]
+    assert there.out.splitlines()[1].split()[:2] == ["k:h100", "chosen:"]
     older = run(*ON_CUDA.split(), "--capability", "8.0", "--json")
     assert {"name": "k:h100", "gate": "capability 9.0 to 9.0, the device has 8.0"} in json.loads(older.out)
 
@@ -214,3 +215,30 @@ def test_env_hides_secrets_and_names_versions(run: Any, monkeypatch: Any) -> Non
     assert facts["environment"]["OMP_NUM_THREADS"] == "1"
     assert facts["packages"]["pluggy"] != "not installed"
     assert "hf_secret" not in run("env").out
+
+
+def test_kernels_bench_times_what_is_here_and_explain_shows_what_was_kept(run: Any, tmp_path: Path) -> None:
+    kept = str(tmp_path / "times.json")
+    asked = ("--dtype", "fp32", "--shape", "n=64", "--shape", "k=32", "--plugins", "")
+    timed = run("kernels", "bench", "gemm.linear", *asked, "--device", "cpu", "--rows", "1,2", "--save", kept)
+    assert timed.code == 0
+    assert "builtin:torch" in timed.out
+    assert "1 ROWS" in timed.out
+    shown = run("kernels", "explain", "gemm.linear", *asked, "--kernel-times", kept)
+    assert "chosen" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bench", "rope.rotate"), "it can be timed for"),
+        (("bench", "gemm.linear", "--shape", "width=3"), "gemm.linear has the sizes n, k"),
+        (("bench", "gemm.linear", "--rows", "1,x"), "--rows 1,x: write numbers with commas"),
+        (("bench", "gemm"), "write FAMILY.MODE"),
+        (("explain", "gemm.linear", "--dtype", "int7"), "invalid choice: 'int7'"),
+    ],
+)
+def test_kernels_bench_and_explain_refuse_by_name(run: Any, arguments: tuple[str, ...], message: str) -> None:
+    refused = run("kernels", *arguments, *(("--device", "cpu") if arguments[0] == "bench" else ()))
+    assert refused.code == 2
+    assert message in refused.err

@@ -39,7 +39,6 @@ def request(slot: int, *, seed: int = 0, prompt=(), output=(), **params) -> Slot
 def sample(machine: Sampler, logits: torch.Tensor, slots, positions) -> list[int]:
     result = machine.sample(logits.clone(), np.array(slots, dtype=np.int32), np.array(positions, dtype=np.int32))
     assert result.tokens.shape == (len(slots), 1)
-    assert result.accepted.tolist() == [1] * len(slots)
     return result.tokens[:, 0].tolist()
 
 

@@ -57,7 +57,7 @@ class Bench:
         self.script: dict[str, Any] = {}
         self.shared: dict[str, Any] = {}
         self.made = 0
-        self.guard = StoreGuard(self.make, [SPACE], timeout_s=TIMEOUT_S)
+        self.guard = StoreGuard(self.make, [SPACE], timeout_s=TIMEOUT_S, patience_s=TIMEOUT_S)
 
     def make(self, staging: npt.NDArray[np.uint8]) -> KVStore:
         self.made += 1
@@ -139,8 +139,8 @@ def test_a_frame_of_another_key_namespace_or_length_is_not_taken() -> None:
     assert unseal(frame[:10], SPACE, KEYS[0]) is None
 
 
-def test_pages_up_to_the_first_bad_one_are_taken_and_the_bad_one_is_not_asked_for_again(bench: Bench) -> None:
-    """kv-18: the store says that a page is there and gives something else."""
+def test_kv_18_pages_up_to_the_first_bad_one_are_taken_and_the_bad_one_is_not_asked_for_again(bench: Bench) -> None:
+    """The store says that a page is there and gives something else."""
     bench.save(4)
     bench.script["got"] = lambda frames: frames[2].__setitem__(100, frames[2][100] ^ 1)
     loaded, into = bench.load(4)

@@ -50,7 +50,7 @@ class PrefillModel:
         products = (x * x, x * z, z * z, x * y, z * y)
         self.sums = [old + (new - old / 16.0) for old, new in zip(self.sums, products, strict=True)]
         xx, xz, zz, xy, zy = self.sums
-        if xx * zz - xz * xz <= xx * zz / 256.0:
+        if xx * zz - xz * xz <= xx * zz / 16.0:
             return
         b = (zz + zz / 64.0) * xy - xz * zy
         d = xx * zy - xz * xy

@@ -109,6 +109,8 @@ async def test_strict_tools_constrain_calls_alone() -> None:
         tags = tags_of(server)
         assert (tags["type"], tags["triggers"], tags["at_least_one"]) == ("triggered_tags", ["<tool_call>"], False)
         assert schemas(tags) == [SCHEMA, {"type": "object"}]
+        strict = {"tools": [tool("lookup", SCHEMA, strict=True)]}
+        assert (await server.chat(**strict, min_tokens=3, ignore_eos=True, max_tokens=5)).status_code == 200
         for fields in ({"tools": TOOLS}, {"tools": [tool("f", ODD, strict=True)], "tool_choice": "none"}):
             assert (await server.chat(**fields)).status_code == 200
             assert sent(server) is None

@@ -17,7 +17,8 @@ from tokenspeed_plugin_kvstore_file.store import FileStore
 
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStoreContext
-from tokenspeed.testing.kv_store import KVStoreSuite, StoreBench, StoreHost, random_keys, random_pages, save
+from tokenspeed.testing.kv_store import KVStoreSuite
+from tokenspeed.testing.kv_store_bench import StoreBench, StoreHost, random_keys, random_pages, save
 
 SPEC = tokenspeed_kv_stores()[0]
 
@@ -125,7 +126,7 @@ def test_leavings_of_writers_that_died_are_swept(bench: StoreBench, tmp_path: Pa
 WRITER = """
 import os, sys
 from tokenspeed.plugins.specs import KVStoreSpec
-from tokenspeed.testing.kv_store import StoreBench
+from tokenspeed.testing.kv_store_bench import StoreBench
 from tokenspeed_plugin_kvstore_file.plugin import tokenspeed_kv_stores
 
 root, model, seed = sys.argv[1:]
@@ -154,7 +155,7 @@ def test_processes_share_a_directory_and_its_cap(tmp_path: Path) -> None:
         time.sleep(0.01)
     assert [process.communicate()[0] for process in running] == ["done\n"] * 2
     assert largest <= 1 << 20
-    assert sum_now(tmp_path) > 1 << 17
+    assert sum_now(tmp_path) > 50_000  # while a count goes on a writer keeps little
 
 
 def sum_now(root: Path) -> int:

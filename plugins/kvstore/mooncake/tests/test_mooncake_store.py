@@ -19,7 +19,8 @@ from tokenspeed_plugin_kvstore_mooncake.store import MooncakeStore
 
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStoreContext
-from tokenspeed.testing.kv_store import ServedStoreSuite, StoreServer
+from tokenspeed.testing.kv_store import ServedStoreSuite
+from tokenspeed.testing.kv_store_bench import StoreServer
 
 SPEC = tokenspeed_kv_stores()[0]
 

@@ -20,7 +20,8 @@ from tokenspeed_plugin_kvstore_redis.store import RedisStore
 
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStoreContext
-from tokenspeed.testing.kv_store import ServedStoreSuite, StoreServer
+from tokenspeed.testing.kv_store import ServedStoreSuite
+from tokenspeed.testing.kv_store_bench import StoreServer
 
 PROGRAM = shutil.which("redis-server")
 SPEC = tokenspeed_kv_stores()[0]

@@ -83,6 +83,12 @@ def test_tool_22_headers_that_are_slightly_wrong(text: str) -> None:
     assert (parsed.finished(), parsed.content) == ([("web-find", {})], "")
 
 
+def test_names_of_the_protocol_are_functions_within_their_namespace() -> None:
+    """``user`` alone is a role; ``functions.user`` is what a request may declare."""
+    assert read("<|channel|>commentary to=functions.user<|message|>{}<|call|>").finished() == [("user", {})]
+    assert read("<|channel|>commentary to=user<|message|>{}<|end|>").finished() == []
+
+
 @pytest.mark.parametrize(
     ("text", "content"),
     [

@@ -83,7 +83,7 @@ class BareJsonParser(StateMachine):
             required=required,
             parallel=parallel,
             separator="\n",
-            trigger='{"name"',
+            triggers=('{"name"',),
             excludes=_OTHER_HEADS,
         )
 

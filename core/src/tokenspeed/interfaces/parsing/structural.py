@@ -127,8 +127,8 @@ def calls(
     required: bool,
     parallel: bool,
     separator: str,
-    trigger: str,
-    section: tuple[str, str] | None = None,
+    triggers: Sequence[str],
+    sections: Sequence[tuple[str, str]] = (),
     excludes: Sequence[str] = (),
 ) -> Format:
     """The structural tag of a format whose calls stand one behind the other.
@@ -137,8 +137,8 @@ def calls(
         tools: from ``functions``; at least one.
         one: the tag of a call, from name and parameters.
         separator: between calls.
-        trigger: what announces a call or, where there are sections, the section; every tag begins with it.
-        section: what stands around all calls.
+        triggers: what announces a call or, where there are sections, one of those; every tag begins with one of them.
+        sections: what may stand around all calls.
         excludes: what text outside calls must not contain: other announcements that the parser takes.
     """
     row: Format = {
@@ -148,14 +148,14 @@ def calls(
         "at_least_one": True,
         "stop_after_first": not parallel,
     }
-    whole = row if section is None else tag(section[0], row, section[1])
+    framed = [tag(begin, row, end) for begin, end in sections]
     if required:
-        return structural_tag(whole)
+        return structural_tag(one_of(*framed) if framed else row)
     return structural_tag(
         {
             "type": "triggered_tags",
-            "triggers": [trigger],
-            "tags": row["tags"] if section is None else [whole],
+            "triggers": list(triggers),
+            "tags": framed or row["tags"],
             "at_least_one": False,
             "stop_after_first": not parallel,
             "excludes": list(excludes),

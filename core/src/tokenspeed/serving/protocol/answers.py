@@ -65,14 +65,14 @@ def _request_stats(choice: Choice) -> dict[str, Any]:
 
 
 def raise_failed(delta: Delta) -> None:
-    """Raises ``RequestError`` where the engine refused a choice at submit (400) or it failed while it ran (500)."""
+    """Raises ``RequestError`` where the engine refused a choice at submit (400, or what it says) or it failed while it ran (500)."""
     if delta.finish == "error":
-        status = 400 if delta.choice.stats is None else 500
+        refused = delta.choice.stats is None
         raise RequestError(
             delta.error or "the request failed in the engine",
             param=delta.param or None,
-            code="refused" if status == 400 else "failed",
-            status=status,
+            code="refused" if refused else "failed",
+            status=delta.status or (400 if refused else 500),
         )
 
 

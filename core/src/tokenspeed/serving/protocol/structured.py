@@ -12,7 +12,15 @@ from tokenspeed.errors import RequestError
 from tokenspeed.interfaces.parsing import structural
 from tokenspeed.serving.protocol.parse import Refused, parse_object
 
-__all__ = ["Answer", "JsonSchemaFormat", "ResponseFormat", "StructuredOutputs", "answer_of", "native_answer"]
+__all__ = [
+    "Answer",
+    "JsonSchemaFormat",
+    "ResponseFormat",
+    "StructuredOutputs",
+    "answer_of",
+    "json_text",
+    "native_answer",
+]
 
 _MAX_CHOICES = 10_000
 
@@ -183,7 +191,7 @@ def _schema(value: dict[str, Any] | str | bool, param: str) -> Answer:
     schema = _decoded(value, param)
     if not isinstance(schema, (dict, bool)):
         raise RequestError(f"{param}: a JSON schema is an object, or true or false", param=param)
-    return Answer("json_schema", msgspec.json.encode(schema).decode(), param, schema)
+    return Answer("json_schema", json_text(schema, param), param, schema)
 
 
 def _choice(value: list[str], param: str) -> Answer:
@@ -192,7 +200,7 @@ def _choice(value: list[str], param: str) -> Answer:
         raise RequestError(f"{param}: needs at least one text, and none may be empty", param=param)
     if len(choices) > _MAX_CHOICES:
         raise RequestError(f"{param}: at most {_MAX_CHOICES} texts, got {len(choices)}", param=param)
-    return Answer("choice", msgspec.json.encode(choices).decode(), param, choices)
+    return Answer("choice", json_text(choices, param), param, choices)
 
 
 def _tag(value: Any, param: str) -> Answer:
@@ -202,7 +210,19 @@ def _tag(value: Any, param: str) -> Answer:
         or not isinstance(value.get("format"), dict)
     ):
         raise RequestError(f'{param}: a structural tag is {{"type": "structural_tag", "format": {{..}}}}', param=param)
-    return Answer("structural_tag", msgspec.json.encode(value).decode(), param, value)
+    return Answer("structural_tag", json_text(value, param), param, value)
+
+
+def json_text(value: Any, param: str) -> str:
+    """``value`` as JSON.
+
+    Raises:
+        RequestError: it is nested too deep to be written, though it could be read.
+    """
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError as error:
+        raise RequestError(f"{param}: is nested too deep", param=param) from error
 
 
 def _decoded(value: Any, param: str) -> Any:

@@ -82,7 +82,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         parallel=body.parallel_tool_calls,
         parser=parser,
     )
-    if held.param:
+    if held.ends_text:
         check_fields(body, held.param)
     prompt = await context.llm.off_loop(size, partial(_render, _template(context, bool(tools)), body, messages, tools))
     tokens = await _encode(context, body, prompt)

@@ -1,26 +1,46 @@
 """XGrammar behind the contract of ``interfaces.grammar``.
 
-A compiled grammar travels as compressed JSON of XGrammar's own; masks are filled on the host. Special tokens have their text in the vocabulary that is
-compiled against, and a mask lets through only those that a structural tag writes: ``<tool_call>`` may be one token where the tag says so, and no other
-special token gets into a JSON string.
+Masks are filled on the host. A grammar that compiled quickly travels between processes as what it was compiled from, since reading XGrammar's own JSON of
+it takes up to ten times as long; only a slow one travels as that JSON, compressed. XGrammar leaves Python's lock while it compiles.
+
+Special tokens have their text in the vocabulary that is compiled against, and a mask lets through only those that a structural tag writes: ``<tool_call>``
+may be one token where the tag says so, and no other special token gets into a JSON string.
+
+Where the whole text is JSON, tokens with control characters are kept out: XGrammar would let them into strings of a bounded length, and white space needs
+none but the blank.
 """
 
 from __future__ import annotations
 
 import json
+import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xgrammar
-from tokenspeed.interfaces.grammar import CompiledGrammar, GrammarBackend, GrammarContext, GrammarMatcher, GrammarRequest, mask_words
+
+from tokenspeed.interfaces.grammar import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarContext,
+    GrammarMatcher,
+    GrammarRequest,
+    mask_words,
+)
 from tokenspeed_plugin_grammar_xgrammar.checker import normal_form
 from tokenspeed_plugin_grammar_xgrammar.limits import MAX_WHITE_SPACE, refuse
+from tokenspeed_plugin_grammar_xgrammar.patterns import Marks
 from tokenspeed_plugin_grammar_xgrammar.tags import literals
 
 __all__ = ["XGrammarBackend"]
+
+#: How XGrammar compiles a text, and the text.
+Source = tuple[str, str]
+#: Seconds of compiling up to which doing it again is the quickest way to pass a grammar on.
+_QUICK_S = 0.25
 
 Mask = npt.NDArray[np.int32]
 
@@ -35,6 +55,7 @@ class XGrammarBackend(GrammarBackend):
             if token < len(pieces) and token not in ctx.stop_token_ids:
                 pieces[token] = text.encode()
         self._special = {text: token for text, token in ctx.special_token_ids.items() if token < ctx.vocab_size}
+        self._control = [token for token, piece in enumerate(ctx.vocabulary) if any(byte < 0x20 for byte in piece)]
         # Tokens without text match nothing; XGrammar counts them as special and never allows them.
         self._tokenizer = xgrammar.TokenizerInfo(
             pieces, xgrammar.VocabType.RAW, vocab_size=ctx.vocab_size, stop_token_ids=sorted(set(ctx.stop_token_ids))
@@ -44,39 +65,93 @@ class XGrammarBackend(GrammarBackend):
     def compile(self, request: GrammarRequest) -> XGrammarCompiled:
         form = normal_form(request.kind, request.value)
         written = literals(form["format"]) if request.kind == "structural_tag" else []
+        begin = time.thread_time()
         try:
-            compiled = self._compile(request.kind, form)
+            source = self._source(request.kind, form)
+            compiled = self._compile(source)
         except (RuntimeError, ValueError) as error:
             raise refuse("$", f"XGrammar does not take this grammar: {_reason(error)}") from error
-        return XGrammarCompiled(compiled, self.ctx.vocab_size, self._forbidden(written))
+        quick = time.thread_time() - begin < _QUICK_S
+        return self._wrap(
+            compiled,
+            self._unwritten(written),
+            request.kind in ("json_object", "json_schema"),
+            source if quick else None,
+        )
 
-    def _compile(self, kind: str, form: Any) -> xgrammar.CompiledGrammar:
+    def _source(self, kind: str, form: Any) -> Source:
+        """What XGrammar compiles: its method and the text."""
+        marks = Marks()
         match kind:
             case "json_object" | "json_schema":
-                return self._compiler.compile_json_schema(json.dumps(form), strict_mode=True, max_whitespace_cnt=MAX_WHITE_SPACE)
-            case "ebnf":
-                return self._compiler.compile_grammar(form)
+                schema = json.dumps(marks.set(form))
+                if not marks.patterns:
+                    return "schema", schema
+                return "ebnf", marks.resolve(
+                    xgrammar.Grammar.from_json_schema(schema, strict_mode=True, max_whitespace_cnt=MAX_WHITE_SPACE)
+                )
             case "structural_tag":
-                return self._compiler.compile_structural_tag(json.dumps(form))
-        return self._compiler.compile_regex(form)
+                tag = json.dumps({"type": "structural_tag", "format": _marked(form["format"], marks)})
+                return (
+                    ("ebnf", marks.resolve(xgrammar.Grammar.from_structural_tag(tag)))
+                    if marks.patterns
+                    else ("tag", tag)
+                )
+            case "ebnf":
+                return "ebnf", form
+        return "regex", form
 
-    def _forbidden(self, written: Iterable[str]) -> list[int]:
+    def _compile(self, source: Source) -> xgrammar.CompiledGrammar:
+        method, text = source
+        match method:
+            case "schema":
+                return self._compiler.compile_json_schema(text, strict_mode=True, max_whitespace_cnt=MAX_WHITE_SPACE)
+            case "tag":
+                return self._compiler.compile_structural_tag(text)
+            case "ebnf":
+                return self._compiler.compile_grammar(text)
+        return self._compiler.compile_regex(text)
+
+    def _wrap(
+        self, grammar: xgrammar.CompiledGrammar, unwritten: list[int], only_json: bool, source: Source | None
+    ) -> XGrammarCompiled:
+        forbidden = frozenset(unwritten).union(self._control if only_json else ())
+        return XGrammarCompiled(
+            grammar, self.ctx.vocab_size, forbidden, {"unwritten": unwritten, "only_json": only_json, "source": source}
+        )
+
+    def _unwritten(self, written: Sequence[str | int]) -> list[int]:
         """Special tokens that no literal of the grammar holds, sorted."""
-        texts = list(written)
-        stops = set(self.ctx.stop_token_ids)
-        return sorted(token for text, token in self._special.items() if token not in stops and not any(text in literal for literal in texts))
+        texts = [item for item in written if isinstance(item, str)]
+        kept = {item for item in written if isinstance(item, int)}.union(self.ctx.stop_token_ids)
+        return sorted(
+            token
+            for text, token in self._special.items()
+            if token not in kept and not any(text in literal for literal in texts)
+        )
 
     def serialize(self, compiled: CompiledGrammar) -> bytes:
         if not isinstance(compiled, XGrammarCompiled):
             raise TypeError(f"a grammar of {type(compiled).__name__} is not this backend's")
-        head = json.dumps(compiled.forbidden).encode()
-        # The text repeats itself so much that the fastest level makes a tenth of it.
-        return head + b"\n" + zlib.compress(compiled.grammar.serialize_json().encode(), 1)
+        body = b"" if compiled.head["source"] else compiled.grammar.serialize_json().encode()
+        # Such text repeats itself so much that the fastest level makes a tenth of it.
+        return zlib.compress(json.dumps(compiled.head).encode() + b"\n" + body, 1)
 
     def deserialize(self, data: bytes) -> XGrammarCompiled:
-        head, _, body = data.partition(b"\n")
-        grammar = xgrammar.CompiledGrammar.deserialize_json(zlib.decompress(body).decode(), self._tokenizer)
-        return XGrammarCompiled(grammar, self.ctx.vocab_size, json.loads(head))
+        head, _, body = zlib.decompress(data).partition(b"\n")
+        found = json.loads(head)
+        if found["source"]:
+            return self._wrap(self._compile(found["source"]), **found)
+        return self._wrap(xgrammar.CompiledGrammar.deserialize_json(body.decode(), self._tokenizer), **found)
+
+
+def _marked(format: Any, marks: Marks) -> Any:
+    """``format`` with marks for the patterns of its JSON schemas."""
+    if isinstance(format, list):
+        return [_marked(item, marks) for item in format]
+    if not isinstance(format, dict):
+        return format
+    return {key: marks.set(value) if key == "json_schema" else _marked(value, marks) for key, value in format.items()}
 
 
 def _reason(error: Exception) -> str:
@@ -93,18 +168,21 @@ class XGrammarCompiled(CompiledGrammar):
         grammar: XGrammar's own.
         vocab_size: width of masks.
         forbidden: tokens that are not allowed though their text fits.
+        head: all but ``grammar`` that another process needs to make this again, as JSON.
     """
 
-    def __init__(self, grammar: xgrammar.CompiledGrammar, vocab_size: int, forbidden: list[int]) -> None:
-        self.grammar, self.vocab_size, self.forbidden = grammar, vocab_size, forbidden
+    def __init__(
+        self, grammar: xgrammar.CompiledGrammar, vocab_size: int, forbidden: frozenset[int], head: dict[str, Any]
+    ) -> None:
+        self.grammar, self.forbidden, self.head = grammar, forbidden, head
         self._allowed: Mask | None = None
         if forbidden:
             bits = np.ones(32 * mask_words(vocab_size), dtype=np.uint8)
-            bits[forbidden] = 0
+            bits[sorted(forbidden)] = 0
             self._allowed = np.packbits(bits, bitorder="little").view(np.int32)
 
     def matcher(self) -> XGrammarMatcher:
-        return XGrammarMatcher(self.grammar, frozenset(self.forbidden), self._allowed)
+        return XGrammarMatcher(self.grammar, self.forbidden, self._allowed)
 
 
 class XGrammarMatcher(GrammarMatcher):

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["ANY", "ANY_SPACE", "DIGIT", "DOT", "JSON_PLAIN", "SPACE", "TEXT", "WORD", "Ranges", "intersect", "invert", "merge", "render"]
+__all__ = [
+    "ANY",
+    "ANY_SPACE",
+    "DIGIT",
+    "DOT",
+    "JSON_PLAIN",
+    "SPACE",
+    "TEXT",
+    "WORD",
+    "Ranges",
+    "intersect",
+    "invert",
+    "merge",
+    "render",
+]
 
 #: Ranges of code points, both ends included, sorted, neither touching nor overlapping.
 Ranges = tuple[tuple[int, int], ...]
@@ -58,9 +72,9 @@ DIGIT: Ranges = ((0x30, 0x39),)
 WORD: Ranges = merge([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)])
 #: White space: what is generated for it, and what is kept from being generated for its opposite, which is that of ECMAScript and of Python together.
 SPACE: Ranges = ((0x09, 0x0D), (0x20, 0x20))
+_SINGLE_SPACES = (0x20, 0x85, 0xA0, 0x1680, 0x202F, 0x205F, 0x3000, 0xFEFF)
 ANY_SPACE: Ranges = merge(
-    [(0x09, 0x0D), (0x1C, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F)]
-    + [(0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
+    [(0x09, 0x0D), (0x1C, 0x1F), (0x2000, 0x200A), (0x2028, 0x2029), *((code, code) for code in _SINGLE_SPACES)]
 )
 #: What a dot stands for.
 DOT: Ranges = invert(((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)))
@@ -69,7 +83,7 @@ DOT: Ranges = invert(((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)))
 def _char(code: int) -> str:
     if code < 0x80:
         char = chr(code)
-        return char if char.isalnum() else f"\\x{code:02x}"
+        return char if char.isalnum() else f"\\u{code:04x}"  # \\xHH would swallow hexadecimal digits behind it
     return chr(code)
 
 

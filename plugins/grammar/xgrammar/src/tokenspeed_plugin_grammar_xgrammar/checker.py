@@ -55,7 +55,11 @@ def normal_form(kind: str, value: str) -> Any:
 
 
 def _choices(choices: Any) -> str:
-    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
+    if (
+        not isinstance(choices, list)
+        or not choices
+        or not all(isinstance(choice, str) and choice for choice in choices)
+    ):
         raise refuse("$", "choices are a list of strings, none empty")
     if len(choices) > MAX_CHOICES or sum(map(len, choices)) > MAX_CHOICE_CHARS:
         raise refuse("$", f"more than {MAX_CHOICES} choices or {MAX_CHOICE_CHARS} characters of them together")

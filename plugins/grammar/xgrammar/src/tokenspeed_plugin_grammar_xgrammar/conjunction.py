@@ -69,7 +69,10 @@ class Document:
             GrammarError: it names nothing in this schema.
         """
         if uri != "#" and not uri.startswith("#/"):
-            raise refuse(path, f"{uri!r} cannot be followed; refer to a place in the same schema by its path, such as #/$defs/NAME")
+            raise refuse(
+                path,
+                f"{uri!r} cannot be followed; refer to a place in the same schema by its path, such as #/$defs/NAME",
+            )
         found, where = self.root, self.path
         for raw in uri.split("/")[1:]:
             step = unquote(raw).replace("~1", "/").replace("~0", "~")
@@ -105,9 +108,15 @@ class Document:
         """
         self._visited += 1
         if depth > MAX_DEPTH:
-            raise refuse(path, f"schemas nested more than {MAX_DEPTH} deep (a recursive $ref beside other keywords counts as endless)")
+            raise refuse(
+                path,
+                f"schemas nested more than {MAX_DEPTH} deep (a recursive $ref beside other keywords counts as endless)",
+            )
         if self._visited > MAX_NODES:
-            raise refuse(path, f"more than {MAX_NODES} schemas once references and alternatives are combined with what stands beside them")
+            raise refuse(
+                path,
+                f"more than {MAX_NODES} schemas once references and alternatives are combined with what stands beside them",
+            )
 
     def flatten(self, subs: Sequence[Sub], active: frozenset[str], *, owner: bool) -> Conjunction | None:
         """``subs`` taken apart, references followed.
@@ -134,7 +143,9 @@ class Document:
             if (uri := words.pop("$ref", None)) is not None:
                 if uri in active:
                     return None
-                stack.append((self.resolve(uri, child(sub.path, "$ref")), owns and not words, active | {uri}, depth + 1))
+                stack.append(
+                    (self.resolve(uri, child(sub.path, "$ref")), owns and not words, active | {uri}, depth + 1)
+                )
             for index, inner in reversed(list(enumerate(words.pop("allOf", ())))):
                 stack.append((Sub(inner, child(sub.path, "allOf", index)), False, active, depth + 1))
             for key in ("anyOf", "oneOf"):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenspeed_plugin_grammar_xgrammar import charsets
 from tokenspeed_plugin_grammar_xgrammar.conjunction import Atom, Sub
 from tokenspeed_plugin_grammar_xgrammar.keywords import child
-from tokenspeed_plugin_grammar_xgrammar.limits import MAX_COUNTED_OPTIONAL, MAX_EXCLUDED_NAMES_CHARS, MAX_PROPERTIES, refuse
+from tokenspeed_plugin_grammar_xgrammar.limits import (
+    MAX_COUNTED_OPTIONAL,
+    MAX_EXCLUDED_NAMES_CHARS,
+    MAX_PROPERTIES,
+    refuse,
+)
 from tokenspeed_plugin_grammar_xgrammar.names import named_by, other_than
 from tokenspeed_plugin_grammar_xgrammar.regex import NOTHING, Chars, Node, Repeat, render, restrict, search
 from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
@@ -51,8 +56,14 @@ def array_core(work: Normaliser, atoms: Sequence[Atom], path: str, depth: int) -
     for at in range(max(len(schemas) for schemas, _ in prefixes)):
         if most is not None and at >= most:
             break
-        subs = [Sub(schemas[at], child(atom.path, "prefixItems", at)) for schemas, atom in prefixes if at < len(schemas)]
-        subs += [Sub(atom.words["items"], child(atom.path, "items")) for schemas, atom in prefixes if at >= len(schemas) and "items" in atom.words]
+        subs = [
+            Sub(schemas[at], child(atom.path, "prefixItems", at)) for schemas, atom in prefixes if at < len(schemas)
+        ]
+        subs += [
+            Sub(atom.words["items"], child(atom.path, "items"))
+            for schemas, atom in prefixes
+            if at >= len(schemas) and "items" in atom.words
+        ]
         if (core := work.inner(subs, depth)) is None:
             break
         prefix.append(core)
@@ -67,17 +78,18 @@ def array_core(work: Normaliser, atoms: Sequence[Atom], path: str, depth: int) -
         return None
     for atom in atoms:
         if atom.words.get("uniqueItems") and (most is None or most > 1):
-            raise refuse(child(atom.path, "uniqueItems"), "cannot be enforced for more than one item; bound maxItems to 1, or check the items yourself")
-    core: Core = {"type": "array", "items": False if rest is None else rest}
+            raise refuse(
+                child(atom.path, "uniqueItems"),
+                "cannot be enforced for more than one item; bound maxItems to 1, or check the items yourself",
+            )
+    out: Core = {"type": "array", "items": False if rest is None else rest}
     if prefix:
-        core["prefixItems"] = prefix
+        out["prefixItems"] = prefix
     if least:
-        core["minItems"] = least
-    if most is not None and (rest is not None or most < len(prefix)):
-        core["maxItems"] = most
-    if rest is None and not prefix:
-        core.pop("maxItems", None)
-    return core
+        out["minItems"] = least
+    if most is not None and rest is not None:
+        out["maxItems"] = most
+    return out
 
 
 def object_core(work: Normaliser, atoms: Sequence[Atom], path: str, depth: int) -> Core | None:
@@ -94,9 +106,12 @@ def object_core(work: Normaliser, atoms: Sequence[Atom], path: str, depth: int) 
         elif name in required:
             return None
     work.count_properties(len(properties), path)
-    _check_dependent(atoms, properties, required)
     out: Core = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
-    free = None if _check_unevaluated(atoms, "unevaluatedProperties") and not _says_more(atoms) else _free_names(atoms, names)
+    free = (
+        None
+        if _check_unevaluated(atoms, "unevaluatedProperties") and not _says_more(atoms)
+        else _free_names(atoms, names)
+    )
     if free is not None:
         pattern, subs = free
         core = work.inner(subs or [Sub(True, path)], depth)
@@ -105,15 +120,18 @@ def object_core(work: Normaliser, atoms: Sequence[Atom], path: str, depth: int) 
             out["propertyNames"] = {"pattern": render(*pattern)}
         elif core is not None and pattern is None:
             out["additionalProperties"] = core
+    _check_dependent(atoms, out)
     return _counted(out, atoms, path)
 
 
 def _subs_of(work: Normaliser, atoms: Sequence[Atom], name: str) -> list[Sub] | None:
     """What the value of a property must be valid against; ``None``: it cannot be there."""
-    subs = []
+    subs: list[Sub] = []
     for atom in atoms:
         words, before = atom.words, len(subs)
-        if "propertyNames" in words and not work.document.holds(name, [Sub(words["propertyNames"], child(atom.path, "propertyNames"))]):
+        if "propertyNames" in words and not work.document.holds(
+            name, [Sub(words["propertyNames"], child(atom.path, "propertyNames"))]
+        ):
             return None
         if name in words.get("properties", {}):
             subs.append(Sub(words["properties"][name], child(atom.path, "properties", name)))
@@ -127,27 +145,50 @@ def _subs_of(work: Normaliser, atoms: Sequence[Atom], name: str) -> list[Sub] | 
 
 
 def _says_more(atoms: Iterable[Atom]) -> bool:
-    return any(atom.words.get("additionalProperties", False) is not False or "patternProperties" in atom.words for atom in atoms)
+    return any(
+        atom.words.get("additionalProperties", False) is not False or "patternProperties" in atom.words
+        for atom in atoms
+    )
 
 
 def _free_names(atoms: Sequence[Atom], names: Iterable[str]) -> tuple[tuple[Node, str] | None, list[Sub]] | None:
     """Names beside those declared: the expression that they match (``None``: any) and the schemas of their values; ``None``: there are none."""
     declared = list(names)
-    additional = [(atom.words["additionalProperties"], child(atom.path, "additionalProperties")) for atom in atoms if "additionalProperties" in atom.words]
-    patterns = {(pattern, child(atom.path, "patternProperties", pattern)): schema for atom in atoms for pattern, schema in atom.words.get("patternProperties", {}).items()}
-    conditions = [Sub(atom.words["propertyNames"], child(atom.path, "propertyNames")) for atom in atoms if "propertyNames" in atom.words]
+    additional = [
+        (atom.words["additionalProperties"], child(atom.path, "additionalProperties"))
+        for atom in atoms
+        if "additionalProperties" in atom.words
+    ]
+    patterns = {
+        (pattern, child(atom.path, "patternProperties", pattern)): schema
+        for atom in atoms
+        for pattern, schema in atom.words.get("patternProperties", {}).items()
+    }
+    conditions = [
+        Sub(atom.words["propertyNames"], child(atom.path, "propertyNames"))
+        for atom in atoms
+        if "propertyNames" in atom.words
+    ]
     subs = [Sub(schema, where) for schema, where in additional]
     if patterns:
         if declared:
             return None
         if len(patterns) > 1 or conditions:
             where = list(patterns)[-1][1] if len(patterns) > 1 else conditions[0].path
-            raise refuse(where, f"cannot be told apart from {next(iter(patterns))[1]}, which one name may match as well; use one pattern, or declare properties")
+            raise refuse(
+                where,
+                f"cannot be told apart from {next(iter(patterns))[1]}, which one name may match as well; use one pattern, or declare properties",
+            )
         ((text, where), schema) = next(iter(patterns.items()))
-        elsewhere = [sub for sub, atom in zip(subs, (a for a in atoms if "additionalProperties" in a.words), strict=True) if "patternProperties" not in atom.words]
+        elsewhere = [
+            sub
+            for sub, atom in zip(subs, (a for a in atoms if "additionalProperties" in a.words), strict=True)
+            if "patternProperties" not in atom.words
+        ]
         tree = restrict(search(parse(text, where), where), charsets.JSON_PLAIN)
         return (tree, where), [Sub(schema, where), *elsewhere]
-    if any(schema is False for schema, _ in additional) or (declared and not additional):
+    speaks = any("properties" in atom.words or "required" in atom.words for atom in atoms)
+    if any(schema is False for schema, _ in additional) or (speaks and not additional):
         return None
     if conditions:
         return None if declared else (_names_under(conditions), subs)
@@ -176,15 +217,16 @@ def _names_under(conditions: Sequence[Sub]) -> tuple[Node, str]:
     raise refuse(where, "is enforced for one pattern, format, enum, or lengths")
 
 
-def _check_dependent(atoms: Iterable[Atom], properties: Core, required: Iterable[str]) -> None:
+def _check_dependent(atoms: Iterable[Atom], core: Core) -> None:
     """``dependentRequired`` is fulfilled where its property is not generated, or what it asks for always is."""
-    always = set(required)
     for atom in atoms:
         for name, wanted in atom.words.get("dependentRequired", {}).items():
-            if name in properties and not set(wanted) <= always:
-                raise refuse(child(atom.path, "dependentRequired", name), "cannot be enforced for an optional property; require what it asks for, or write the cases as anyOf")
-            if name not in properties and any(_says_more([other]) for other in atoms):
-                raise refuse(child(atom.path, "dependentRequired", name), "cannot be enforced beside additionalProperties")
+            generated = name in core["properties"] or core["additionalProperties"] is not False
+            if generated and not set(wanted) <= set(core["required"]):
+                raise refuse(
+                    child(atom.path, "dependentRequired", name),
+                    "cannot be enforced for a property that may be there or not; require what it asks for, or write the cases as anyOf",
+                )
 
 
 def _counted(core: Core, atoms: Sequence[Atom], path: str) -> Core | None:
@@ -200,10 +242,16 @@ def _counted(core: Core, atoms: Sequence[Atom], path: str) -> Core | None:
         most = None
     if free and least > required + 1:
         where = next(child(atom.path, "minProperties") for atom in atoms if "minProperties" in atom.words)
-        raise refuse(where, f"cannot be enforced above {required + 1} here, since names that are not declared may repeat; declare the properties")
+        raise refuse(
+            where,
+            f"cannot be enforced above {required + 1} here, since names that are not declared may repeat; declare the properties",
+        )
     if (least or most is not None) and declared - required > MAX_COUNTED_OPTIONAL:
         word = "minProperties" if least else "maxProperties"
-        raise refuse(child(path, word), f"beside {declared - required} optional properties takes too long; {MAX_COUNTED_OPTIONAL} are allowed")
+        raise refuse(
+            child(path, word),
+            f"beside {declared - required} optional properties takes too long; {MAX_COUNTED_OPTIONAL} are allowed",
+        )
     if least:
         core["minProperties"] = least
     if most is not None:

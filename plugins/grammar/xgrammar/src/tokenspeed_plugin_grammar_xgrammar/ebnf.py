@@ -43,7 +43,9 @@ def check_ebnf(text: str, path: str) -> None:
             closed *= max(counts, default=1)
             repeats[-1] = max(repeats[-1], closed)
             if closed > MAX_EBNF_REPEAT:
-                raise refuse(path, f"repeats of {closed} in all at character {token.start()}; {MAX_EBNF_REPEAT} are allowed")
+                raise refuse(
+                    path, f"repeats of {closed} in all at character {token.start()}; {MAX_EBNF_REPEAT} are allowed"
+                )
         elif token["rule"]:
             rules.add(token["rule"])
         elif token["name"]:
@@ -51,6 +53,8 @@ def check_ebnf(text: str, path: str) -> None:
             closed = 1
         elif not token[0].isspace():
             closed = 1
+    if len(repeats) > 1:
+        raise refuse(path, "a bracket is not closed")
     if "root" not in rules:
         raise refuse(path, "has no rule root ::= ...")
     if missing := sorted(names - rules - _MACROS):
@@ -58,4 +62,17 @@ def check_ebnf(text: str, path: str) -> None:
 
 
 # Names that the notation itself uses.
-_MACROS = frozenset(("TagDispatch", "TokenTagDispatch", "Token", "ExcludeToken", "true", "false", "stop_eos", "stop_str", "loop_after_dispatch", "excludes"))
+_MACROS = frozenset(
+    (
+        "TagDispatch",
+        "TokenTagDispatch",
+        "Token",
+        "ExcludeToken",
+        "true",
+        "false",
+        "stop_eos",
+        "stop_str",
+        "loop_after_dispatch",
+        "excludes",
+    )
+)

@@ -38,7 +38,7 @@ class Case:
 
 def _cases(document: Document, conjunction: Conjunction) -> Iterator[Case]:
     if not conjunction.choices:
-        yield _case(document, conjunction)
+        yield _case(conjunction)
         return
     first, *rest = conjunction.choices
     base = Conjunction(conjunction.subs, conjunction.atoms, rest)
@@ -47,7 +47,7 @@ def _cases(document: Document, conjunction: Conjunction) -> Iterator[Case]:
             yield from _cases(document, base.joined(found))
 
 
-def _case(document: Document, conjunction: Conjunction) -> Case:
+def _case(conjunction: Conjunction) -> Case:
     case = Case(conjunction)
     for atom in conjunction.atoms:
         words = atom.words
@@ -71,7 +71,10 @@ def _case(document: Document, conjunction: Conjunction) -> Case:
 def _apart(document: Document, a: Case, b: Case) -> bool:
     for one, other in ((a, b), (b, a)):
         if one.values is not None:
-            return not any(document.holds(value, other.conjunction.subs) and document.holds(value, one.conjunction.subs) for value in one.values)
+            return not any(
+                document.holds(value, other.conjunction.subs) and document.holds(value, one.conjunction.subs)
+                for value in one.values
+            )
     shared = a.kinds & b.kinds
     if not shared:
         return True

@@ -10,13 +10,11 @@ from functools import cache
 from tokenspeed_plugin_grammar_xgrammar.regex import Node
 from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
 
-__all__ = ["FORMATS", "format_pattern"]
+__all__ = ["ENCODINGS", "FORMATS", "format_pattern"]
 
 _YEAR = r"([1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26]|0[48])00)"
-_DATE = (
-    rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
-)
+_DATE = rf"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
 _CLOCK = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?"
 _TIME = rf"{_CLOCK}(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9]|-[A-Za-z0-9]){0,30}"
@@ -47,7 +45,11 @@ FORMATS: dict[str, str] = {
 }
 
 
+#: ``contentEncoding`` in the same way.
+ENCODINGS: dict[str, str] = {"base64": r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"}
+
+
 @cache
 def format_pattern(name: str) -> Node:
-    """The tree of a format of ``FORMATS``."""
-    return parse(FORMATS[name], name)
+    """The tree of a name in ``FORMATS`` or ``ENCODINGS``."""
+    return parse((FORMATS | ENCODINGS)[name], name)

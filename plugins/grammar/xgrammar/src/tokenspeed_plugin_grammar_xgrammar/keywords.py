@@ -15,8 +15,25 @@ TYPES = ("null", "boolean", "object", "array", "string", "integer", "number")
 
 #: Keywords that say nothing about which values are valid. Those that begin with ``x-`` count as well.
 ANNOTATIONS = frozenset(
-    "$comment $schema $vocabulary $anchor $defs definitions title description default example examples deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema "
-    "discriminator externalDocs xml".split()
+    [
+        "$comment",
+        "$schema",
+        "$vocabulary",
+        "$anchor",
+        "$defs",
+        "definitions",
+        "title",
+        "description",
+        "default",
+        "example",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "discriminator",
+        "externalDocs",
+        "xml",
+    ]
 )
 
 #: Keywords that XGrammar does not enforce and that have no equivalent in those that it does; each with what to do instead.
@@ -27,17 +44,59 @@ REFUSED = {
     "dependentSchemas": "write the cases as anyOf",
     "$dynamicRef": "use $ref",
     "$recursiveRef": "use $ref",
+    "contentMediaType": "describe it to the model instead",
+    "contentSchema": "describe it to the model instead",
 }
 
 #: Keywords that are read; ``dependentRequired``, ``uniqueItems`` and the unevaluated ones only where they are fulfilled anyway.
 READ = frozenset(
-    "$ref allOf anyOf oneOf type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format "
-    "prefixItems items additionalItems minItems maxItems uniqueItems minContains maxContains unevaluatedItems "
-    "properties required additionalProperties patternProperties propertyNames minProperties maxProperties dependentRequired dependencies unevaluatedProperties "
-    "then else $id id $dynamicAnchor $recursiveAnchor".split()
+    [
+        "$ref",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "type",
+        "enum",
+        "const",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "contentEncoding",
+        "prefixItems",
+        "items",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "minContains",
+        "maxContains",
+        "unevaluatedItems",
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "dependentRequired",
+        "dependencies",
+        "unevaluatedProperties",
+        "then",
+        "else",
+        "$id",
+        "id",
+        "$dynamicAnchor",
+        "$recursiveAnchor",
+    ]
 )
 
-_PLAIN_NAME = re.compile(r"[A-Za-z_$][\w$-]*")
+_PLAIN_NAME = re.compile(r"\$?[A-Za-z_][\w-]*")
 
 
 def child(path: str, *steps: str | int) -> str:
@@ -83,18 +142,49 @@ _TEXT = (lambda value: isinstance(value, str), "a string")
 
 _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "type": (
-        lambda value: value in TYPES if isinstance(value, str) else _is_names(value) and bool(value) and set(value) <= set(TYPES),
+        lambda value: (
+            value in TYPES if isinstance(value, str) else _is_names(value) and bool(value) and set(value) <= set(TYPES)
+        ),
         f"of {', '.join(TYPES)}, or a list of them",
     ),
     "enum": (lambda value: isinstance(value, list) and bool(value), "a list, not empty"),
     "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
     "required": (_is_names, "a list of names"),
     "uniqueItems": (lambda value: isinstance(value, bool), "true or false"),
-    "dependentRequired": (lambda value: isinstance(value, dict) and all(map(_is_names, value.values())), "an object whose values are lists of names"),
+    "dependentRequired": (
+        lambda value: isinstance(value, dict) and all(map(_is_names, value.values())),
+        "an object whose values are lists of names",
+    ),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER),
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"), _COUNT),
-    **dict.fromkeys(("pattern", "format", "$ref"), _TEXT),
-    **dict.fromkeys(("items", "additionalProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties", "if", "then", "else", "not", "contains"), _SCHEMA),
+    **dict.fromkeys(
+        (
+            "minLength",
+            "maxLength",
+            "minItems",
+            "maxItems",
+            "minProperties",
+            "maxProperties",
+            "minContains",
+            "maxContains",
+        ),
+        _COUNT,
+    ),
+    **dict.fromkeys(("pattern", "format", "contentEncoding", "$ref"), _TEXT),
+    **dict.fromkeys(
+        (
+            "items",
+            "additionalProperties",
+            "propertyNames",
+            "unevaluatedItems",
+            "unevaluatedProperties",
+            "if",
+            "then",
+            "else",
+            "not",
+            "contains",
+        ),
+        _SCHEMA,
+    ),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
     **dict.fromkeys(("properties", "patternProperties", "dependentSchemas"), _MAP),
 }
@@ -105,7 +195,9 @@ def _modern_words(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
     out = {key: value for key, value in schema.items() if key not in ANNOTATIONS and not key.startswith("x-")}
     if isinstance(out.get("items"), list):
         if "prefixItems" in out:
-            raise refuse(child(path, "items"), "a list of schemas beside prefixItems; write one schema for the remaining items")
+            raise refuse(
+                child(path, "items"), "a list of schemas beside prefixItems; write one schema for the remaining items"
+            )
         out["prefixItems"] = out.pop("items")
         if "additionalItems" in out:
             out["items"] = out["additionalItems"]
@@ -114,9 +206,8 @@ def _modern_words(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
     out.pop("additionalItems", None)  # says nothing without a list of items
     for side in ("minimum", "maximum"):
         exclusive = f"exclusive{side.capitalize()}"
-        if isinstance(out.get(exclusive), bool):
-            if out.pop(exclusive) and side in out:
-                out[exclusive] = out.pop(side)
+        if isinstance(out.get(exclusive), bool) and out.pop(exclusive) and side in out:
+            out[exclusive] = out.pop(side)
     if "dependencies" in out:
         dependencies = out.pop("dependencies")
         if not isinstance(dependencies, dict):
@@ -136,7 +227,9 @@ def modern(schema: Mapping[str, Any], path: str, *, root: bool) -> dict[str, Any
     out = _modern_words(schema, path)
     for key in ("$id", "id"):
         if key in out and not root:
-            raise refuse(child(path, key), "identifiers inside a schema cannot be enforced; use $ref with a path from the root")
+            raise refuse(
+                child(path, key), "identifiers inside a schema cannot be enforced; use $ref with a path from the root"
+            )
         out.pop(key, None)
     for key in ("$dynamicAnchor", "$recursiveAnchor"):
         out.pop(key, None)  # say nothing without the references that are refused
@@ -150,7 +243,10 @@ def modern(schema: Mapping[str, Any], path: str, *, root: bool) -> dict[str, Any
             out.pop(key, None)
     for key, value in out.items():
         if key not in READ and key not in REFUSED:
-            raise refuse(child(path, key), "is not a keyword of JSON Schema that is known here, so that it could not be enforced; remove it")
+            raise refuse(
+                child(path, key),
+                "is not a keyword of JSON Schema that is known here, so that it could not be enforced; remove it",
+            )
         if key in _SHAPES and not _SHAPES[key][0](value):
             raise refuse(child(path, key), f"must be {_SHAPES[key][1]}")
     _check_sizes(out, path)
@@ -159,7 +255,10 @@ def modern(schema: Mapping[str, Any], path: str, *, root: bool) -> dict[str, Any
 
 def _check_sizes(schema: Mapping[str, Any], path: str) -> None:
     if len(schema.get("properties", ())) > MAX_PROPERTIES:
-        raise refuse(child(path, "properties"), f"{len(schema['properties'])} properties of one object; {MAX_PROPERTIES} are allowed")
+        raise refuse(
+            child(path, "properties"),
+            f"{len(schema['properties'])} properties of one object; {MAX_PROPERTIES} are allowed",
+        )
     if "enum" in schema:
         if len(schema["enum"]) > MAX_CHOICES:
             raise refuse(child(path, "enum"), f"{len(schema['enum'])} values; {MAX_CHOICES} are allowed")

@@ -35,12 +35,12 @@ MAX_SCHEMA_CHARS = 262_144
 MAX_DEPTH = 32
 #: Schemas visited, each as often as it is combined with others: bounds products of anyOf and chains of $ref.
 MAX_NODES = 2_000
-#: Properties of one object. The work grows with the square: 100 take 1.2 s, 300 take 15 s.
+#: Properties of one object. 100 take 0.1 s to compile, and 1.2 s to pass on where that is slower.
 MAX_PROPERTIES = 100
 #: Properties of all objects of a schema together, each as often as it is written out.
 MAX_TOTAL_PROPERTIES = 200
 #: The same for all schemas of a structural tag, and formats in it.
-MAX_TAG_PROPERTIES = 500
+MAX_TAG_PROPERTIES = 300
 MAX_TAG_SCHEMAS = 1_000
 #: White space characters between two parts of JSON.
 MAX_WHITE_SPACE = 1

@@ -7,13 +7,28 @@ unescaped. So an expression is read here by ECMAScript's rules (those of JSON Sc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 
 from tokenspeed_plugin_grammar_xgrammar import charsets
 from tokenspeed_plugin_grammar_xgrammar.charsets import Ranges
 from tokenspeed_plugin_grammar_xgrammar.limits import MAX_REGEX_SIZE, refuse
 
-__all__ = ["EMPTY", "NOTHING", "Alt", "Cat", "Chars", "Edge", "Node", "Repeat", "literal", "matches", "render", "restrict", "search", "size", "width"]
+__all__ = [
+    "EMPTY",
+    "NOTHING",
+    "Alt",
+    "Cat",
+    "Chars",
+    "Edge",
+    "Node",
+    "Repeat",
+    "literal",
+    "matches",
+    "render",
+    "restrict",
+    "search",
+    "size",
+    "width",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +96,23 @@ def width(node: Node) -> tuple[int, int | None]:
         case Chars():
             return 1, 1
         case Cat(parts):
-            return reduce(lambda a, b: (a[0] + b[0], None if a[1] is None or b[1] is None else a[1] + b[1]), map(width, parts), (0, 0))
+            widths = [width(part) for part in parts]
+            highs = [high for _, high in widths]
+            return sum(low for low, _ in widths), None if None in highs else sum(
+                high for high in highs if high is not None
+            )
         case Alt(options):
             widths = [width(option) for option in options]
             highs = [high for _, high in widths]
-            return min(low for low, _ in widths), None if None in highs else max(high for high in highs if high is not None)
+            return min(low for low, _ in widths), None if None in highs else max(
+                high for high in highs if high is not None
+            )
         case Repeat(inner, low, high):
             inner_low, inner_high = width(inner)
-            return inner_low * low, 0 if inner_high == 0 else None if inner_high is None or high is None else inner_high * high
+            return (
+                inner_low * low,
+                0 if inner_high == 0 else None if inner_high is None or high is None else inner_high * high,
+            )
     return 0, 0
 
 
@@ -129,7 +153,10 @@ def search(node: Node, path: str, *, anywhere: bool = True) -> Node:
     begins, ends = (bool(parts) and parts[at] == Edge(begin=at == 0) for at in (0, -1))
     inner = parts[begins : len(parts) - ends]
     if any(_has_edge(part) for part in inner):
-        raise refuse(path, "^ and $ are understood at the beginning and the end of the expression and of its outermost alternatives")
+        raise refuse(
+            path,
+            "^ and $ are understood at the beginning and the end of the expression and of its outermost alternatives",
+        )
     before, behind = ([] if anchored or not anywhere else [anything] for anchored in (begins, ends))
     return Cat((*before, *inner, *behind))
 
@@ -154,7 +181,9 @@ def _ends(node: Node, text: str, starts: set[int]) -> set[int]:
     """Where matches that begin at one of ``starts`` can end."""
     match node:
         case Chars(ranges):
-            return {at + 1 for at in starts if at < len(text) and any(low <= ord(text[at]) <= high for low, high in ranges)}
+            return {
+                at + 1 for at in starts if at < len(text) and any(low <= ord(text[at]) <= high for low, high in ranges)
+            }
         case Cat(parts):
             for part in parts:
                 starts = _ends(part, text, starts) if starts else starts
@@ -185,7 +214,9 @@ def render(node: Node, path: str, *, limited: bool = True) -> str:
     if node == NOTHING:
         raise refuse(path, "the expression matches no text that could be generated")
     if limited and (positions := size(node)) > MAX_REGEX_SIZE:
-        raise refuse(path, f"the expression has {positions} positions with its repeats written out; {MAX_REGEX_SIZE} are allowed")
+        raise refuse(
+            path, f"the expression has {positions} positions with its repeats written out; {MAX_REGEX_SIZE} are allowed"
+        )
     return _render(node)
 
 
@@ -200,12 +231,10 @@ def _render(node: Node) -> str:
         case Repeat(inner, low, high):
             body = _render(inner)
             body = body if isinstance(inner, Chars | Alt) else f"({body})"
-            match low, high:
-                case 0, 1:
-                    return body + "?"
-                case 0, None:
-                    return body + "*"
-                case 1, None:
-                    return body + "+"
+            if (low, high) in _SIGNS:
+                return body + _SIGNS[low, high]
             return body + (f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}")
     raise AssertionError("anchors are gone by now")
+
+
+_SIGNS: dict[tuple[int, int | None], str] = {(0, 1): "?", (0, None): "*", (1, None): "+"}

@@ -24,7 +24,14 @@ _CLASSES: dict[str, Ranges] = {
     "S": charsets.invert(charsets.ANY_SPACE),
 }
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
-_REFUSED = {"b": "word boundary \\b", "B": "word boundary \\B", "k": "back reference \\k", "p": "Unicode property \\p", "P": "Unicode property \\P", "c": "control escape \\c"}
+_REFUSED = {
+    "b": "word boundary \\b",
+    "B": "word boundary \\B",
+    "k": "back reference \\k",
+    "p": "Unicode property \\p",
+    "P": "Unicode property \\P",
+    "c": "control escape \\c",
+}
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 
 
@@ -86,7 +93,12 @@ class _Parser:
 
     def group(self, depth: int) -> Node:
         self.at += 1
-        for opening, name in (("?=", "look-ahead"), ("?!", "negative look-ahead"), ("?<=", "look-behind"), ("?<!", "negative look-behind")):
+        for opening, name in (
+            ("?=", "look-ahead"),
+            ("?!", "negative look-ahead"),
+            ("?<=", "look-behind"),
+            ("?<!", "negative look-behind"),
+        ):
             if self.text.startswith(opening, self.at):
                 raise self.error(f"{name} cannot be enforced; found")
         if named := _NAME.match(self.text, self.at):

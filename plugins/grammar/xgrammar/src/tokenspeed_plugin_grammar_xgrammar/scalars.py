@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenspeed_plugin_grammar_xgrammar import charsets
 from tokenspeed_plugin_grammar_xgrammar.conjunction import Atom
-from tokenspeed_plugin_grammar_xgrammar.formats import FORMATS, format_pattern
+from tokenspeed_plugin_grammar_xgrammar.formats import ENCODINGS, FORMATS, format_pattern
 from tokenspeed_plugin_grammar_xgrammar.keywords import child
 from tokenspeed_plugin_grammar_xgrammar.limits import refuse
 from tokenspeed_plugin_grammar_xgrammar.regex import NOTHING, Cat, Chars, Node, Repeat, render, restrict, search, width
@@ -17,8 +17,9 @@ from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
 
 __all__ = ["number_core", "string_core", "string_tree"]
 
-_MAX_MULTIPLE = 1024  # larger ones are ignored
-_MAX_MULTIPLE_RANGE = 10_000  # likewise beside bounds that are farther apart
+_MAX_MULTIPLE = 1024  # XGrammar ignores larger ones
+_MAX_FREE_MULTIPLE = 100  # without bounds; the work grows with the square: 1024 take 13 s
+_MAX_MULTIPLE_RANGE = 10_000  # beside bounds that are farther apart it is ignored
 _MAX_BOUND = 10**15
 _MAX_DIGITS = 12
 
@@ -46,7 +47,11 @@ def number_core(atoms: Sequence[Atom], *, whole: bool) -> dict[str, Any] | None:
         if "multipleOf" in atom.words:
             at = child(atom.path, "multipleOf")
             found = _exact(atom.words["multipleOf"])
-            step = found if step is None else Fraction(math.lcm(step.numerator, found.numerator), math.gcd(step.denominator, found.denominator))
+            step = (
+                found
+                if step is None
+                else Fraction(math.lcm(step.numerator, found.numerator), math.gcd(step.denominator, found.denominator))
+            )
     if step is not None and not whole and step.denominator != 1:
         raise refuse(at, "of numbers with a fraction cannot be enforced; use type integer")
     if step is not None or whole:
@@ -60,16 +65,24 @@ def number_core(atoms: Sequence[Atom], *, whole: bool) -> dict[str, Any] | None:
     return out
 
 
-def _integers(low: tuple[Fraction, bool] | None, high: tuple[Fraction, bool] | None, step: Fraction | None, at: str) -> dict[str, Any] | None:
+def _integers(
+    low: tuple[Fraction, bool] | None, high: tuple[Fraction, bool] | None, step: Fraction | None, at: str
+) -> dict[str, Any] | None:
     out: dict[str, Any] = {"type": "integer"}
     least = None if low is None else math.floor(low[0]) + 1 if low[1] else math.ceil(low[0])
     most = None if high is None else math.ceil(high[0]) - 1 if high[1] else math.floor(high[0])
     multiple = 1 if step is None else step.numerator
     if multiple > 1:
-        if multiple > _MAX_MULTIPLE:
-            raise refuse(at, f"{multiple} is more than the {_MAX_MULTIPLE} that can be enforced")
-        if (least is None) != (most is None) or (least is not None and most is not None and most - least >= _MAX_MULTIPLE_RANGE):
-            raise refuse(at, f"beside bounds this is enforced only where both are given and less than {_MAX_MULTIPLE_RANGE} apart")
+        top = _MAX_FREE_MULTIPLE if least is None and most is None else _MAX_MULTIPLE
+        if multiple > top:
+            raise refuse(at, f"{multiple} is more than the {top} that can be enforced here")
+        if (least is None) != (most is None) or (
+            least is not None and most is not None and most - least >= _MAX_MULTIPLE_RANGE
+        ):
+            raise refuse(
+                at,
+                f"beside bounds this is enforced only where both are given and less than {_MAX_MULTIPLE_RANGE} apart",
+            )
         out["multipleOf"] = multiple
         least = None if least is None else -(-least // multiple) * multiple
         most = None if most is None else most // multiple * multiple
@@ -86,20 +99,35 @@ def _check_bound(bound: float, path: str) -> None:
         raise refuse(path, f"{bound} has more than the {_MAX_DIGITS} decimal places that can be enforced")
 
 
-def string_core(atoms: Sequence[Atom]) -> dict[str, Any] | None:
-    """Strings."""
+def string_core(atoms: Sequence[Atom], *, spelled: bool) -> dict[str, Any] | None:
+    """Strings.
+
+    Args:
+        spelled: write lengths as a pattern. XGrammar lets control characters into strings of a bounded length unless the vocabulary keeps them out.
+    """
     low, high = _lengths(atoms)
     if high is not None and low > high:
         return None
     if (found := string_tree(atoms, charsets.JSON_PLAIN)) is None:
-        return {"type": "string", **({"minLength": low} if low else {}), **({} if high is None else {"maxLength": high})}
+        if spelled and (low or high is not None):
+            where = next(
+                child(atom.path, key) for atom in atoms for key in ("maxLength", "minLength") if key in atom.words
+            )
+            return {"type": "string", "pattern": render(Repeat(Chars(charsets.JSON_PLAIN), low, high), where)}
+        return {
+            "type": "string",
+            **({"minLength": low} if low else {}),
+            **({} if high is None else {"maxLength": high}),
+        }
     tree, path = found
     return None if tree == NOTHING else {"type": "string", "pattern": render(tree, path)}
 
 
 def _lengths(atoms: Sequence[Atom]) -> tuple[int, int | None]:
     highs = [int(atom.words["maxLength"]) for atom in atoms if "maxLength" in atom.words]
-    return max((int(atom.words["minLength"]) for atom in atoms if "minLength" in atom.words), default=0), min(highs, default=None)
+    return max((int(atom.words["minLength"]) for atom in atoms if "minLength" in atom.words), default=0), min(
+        highs, default=None
+    )
 
 
 def string_tree(atoms: Sequence[Atom], allowed: charsets.Ranges) -> tuple[Node, str] | None:
@@ -110,18 +138,21 @@ def string_tree(atoms: Sequence[Atom], allowed: charsets.Ranges) -> tuple[Node, 
     """
     trees: list[tuple[Node, str]] = []
     for atom in atoms:
-        for key in ("pattern", "format"):
+        for key in ("pattern", "format", "contentEncoding"):
             if key not in atom.words:
                 continue
             path, text = child(atom.path, key), atom.words[key]
-            if key == "format":
-                if text not in FORMATS:
-                    raise refuse(path, f"{text!r} cannot be enforced; those that can: {', '.join(FORMATS)}")
+            if key != "pattern":
+                known = FORMATS if key == "format" else ENCODINGS
+                if text not in known:
+                    raise refuse(path, f"{text!r} cannot be enforced; those that can: {', '.join(known)}")
                 tree = format_pattern(text)
             else:
                 tree = search(parse(text, path), path)
             if (tree := restrict(tree, allowed)) == NOTHING:
-                raise refuse(path, "matches only strings with quotes, backslashes or control characters, which are not generated")
+                raise refuse(
+                    path, "matches only strings with quotes, backslashes or control characters, which are not generated"
+                )
             if all(tree != other for other, _ in trees):
                 trees.append((tree, path))
     if not trees:
@@ -132,8 +163,13 @@ def string_tree(atoms: Sequence[Atom], allowed: charsets.Ranges) -> tuple[Node, 
     low, high = _lengths(atoms)
     if low or high is not None:
         if (sized := _sized(tree, low, high)) is None:
-            where = next(child(atom.path, key) for atom in atoms for key in ("minLength", "maxLength") if key in atom.words)
-            raise refuse(where, f"cannot be enforced together with {path}; write the length into the pattern, as in ^[a-z]{{2,8}}$")
+            where = next(
+                child(atom.path, key) for atom in atoms for key in ("minLength", "maxLength") if key in atom.words
+            )
+            raise refuse(
+                where,
+                f"cannot be enforced together with {path}; write the length into the pattern, as in ^[a-z]{{2,8}}$",
+            )
         tree = sized
     return tree, path
 

@@ -28,14 +28,14 @@ _WORDS_OF = {
     "object": "properties required additionalProperties patternProperties propertyNames minProperties maxProperties dependentRequired dependentSchemas "
     "unevaluatedProperties",
     "array": "prefixItems items minItems maxItems uniqueItems contains minContains maxContains unevaluatedItems",
-    "string": "minLength maxLength pattern format",
+    "string": "minLength maxLength pattern format contentEncoding",
     "number": "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf",
 }
 _SPEAKS_OF = {word: kinds_of(kind) for kind, words in _WORDS_OF.items() for word in words.split()}
 
 
 def normalise(root: Any, path: str = "$") -> Core:
-    """``root`` in the forms that are enforced, self-contained.
+    """``root``, for a text that is nothing but JSON, in the forms that are enforced, self-contained.
 
     Raises:
         GrammarError: a keyword cannot be enforced, the schema is malformed or too large, or nothing finite is valid against it.
@@ -44,13 +44,19 @@ def normalise(root: Any, path: str = "$") -> Core:
 
 
 class Normaliser:
-    """Works on one schema text; recursion becomes named definitions."""
+    """Works on one schema text; recursion becomes named definitions.
 
-    def __init__(self, root: Any, path: str) -> None:
+    Args:
+        root: the schema.
+        path: where it stands.
+        spelled: lengths of strings are written as patterns (see ``string_core``).
+    """
+
+    def __init__(self, root: Any, path: str, *, spelled: bool = False) -> None:
         if not isinstance(root, bool | dict):
             raise refuse(path, "a schema is an object, true or false")
         self.document = Document(root, path)
-        self.path = path
+        self.path, self.spelled = path, spelled
         self.properties = 0
         self._names: dict[str, str] = {}
         self.definitions: dict[str, Core | None] = {}
@@ -75,7 +81,7 @@ class Normaliser:
         self.document.visit(path, depth)
         if (lone := self.document.lone_ref(subs)) is not None:
             return self._named(*lone, active, depth)
-        conjunction = self.document.flatten(subs, active, owner=True)
+        conjunction = self.document.flatten(subs, active, owner=len(subs) == 1)
         return None if conjunction is None else self._conjunction(conjunction, path, depth)
 
     def inner(self, subs: Sequence[Sub], depth: int) -> Core | None:
@@ -140,7 +146,8 @@ class Normaliser:
         if (pair := exclude_each_other(self.document, conjunction, options)) is not None:
             raise refuse(
                 choice.path,
-                f"cannot be enforced: alternatives {pair[0]} and {pair[1]} may both be valid for one value; use anyOf, or give each a required property with a const of its own",
+                f"cannot be enforced: alternatives {pair[0]} and {pair[1]} may both be valid for one value; use anyOf, "
+                "or give each a required property with a const of its own",
             )
 
     def _typed(self, atoms: Sequence[Atom], path: str, depth: int) -> Core | None:
@@ -158,7 +165,7 @@ class Normaliser:
         if kinds & {"integer", "fraction"}:
             cores.append(number_core(atoms, whole="fraction" not in kinds))
         if "string" in kinds:
-            cores.append(string_core(atoms))
+            cores.append(string_core(atoms, spelled=self.spelled))
         if "array" in kinds:
             cores.append(array_core(self, atoms, path, depth))
         if "object" in kinds:
@@ -179,7 +186,11 @@ class Normaliser:
         """Refuse definitions of which every value would hold another one of them, without end."""
         finite: set[str] = set()
         while True:
-            more = {name for name, found in self.definitions.items() if name not in finite and found is not None and _ends(found, finite)}
+            more = {
+                name
+                for name, found in self.definitions.items()
+                if name not in finite and found is not None and _ends(found, finite)
+            }
             if not more:
                 break
             finite |= more
@@ -206,7 +217,9 @@ def _ends(core: Core, finite: set[str]) -> bool:
     if core.get("type") == "object":
         needed = [core["properties"][name] for name in core.get("required", ())]
         if len(needed) < core.get("minProperties", 0):
-            optional = [inner for name, inner in core.get("properties", {}).items() if name not in core.get("required", ())]
+            optional = [
+                inner for name, inner in core.get("properties", {}).items() if name not in core.get("required", ())
+            ]
             if isinstance(core.get("additionalProperties"), dict):
                 optional.append(core["additionalProperties"])
             needed.append({"anyOf": optional})

@@ -7,7 +7,13 @@ from typing import Any
 
 from tokenspeed_plugin_grammar_xgrammar.ebnf import check_ebnf
 from tokenspeed_plugin_grammar_xgrammar.keywords import child
-from tokenspeed_plugin_grammar_xgrammar.limits import MAX_DEPTH, MAX_TAG_PROPERTIES, MAX_TAG_SCHEMAS, MAX_WHITE_SPACE, refuse
+from tokenspeed_plugin_grammar_xgrammar.limits import (
+    MAX_DEPTH,
+    MAX_TAG_PROPERTIES,
+    MAX_TAG_SCHEMAS,
+    MAX_WHITE_SPACE,
+    refuse,
+)
 from tokenspeed_plugin_grammar_xgrammar.regex import render, search
 from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
 from tokenspeed_plugin_grammar_xgrammar.schema import Normaliser
@@ -38,40 +44,60 @@ def normalise_tag(tag: Any) -> Format:
     return {"type": "structural_tag", "format": _Work().format(tag["format"], "$.format", 0)}
 
 
-def literals(format: Any) -> list[str]:
-    """Every text that a normalised format writes literally, and every token that it names by text."""
+def literals(format: Any) -> list[str | int]:
+    """Every text that a normalised format writes literally, and every token that it names by text or id."""
     if isinstance(format, list):
         return [text for item in format for text in literals(item)]
     if not isinstance(format, dict):
         return []
     if format.get("type") == "json_schema":
         return []
-    found = [text for key in ("value", "begin", "end", "separator", "token", "triggers") for text in _texts(format.get(key))]
+    found = [
+        text for key in ("value", "begin", "end", "separator", "token", "triggers") for text in _texts(format.get(key))
+    ]
     return found + [text for value in format.values() for text in literals(value)]
 
 
-def _texts(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
+def _texts(value: Any) -> list[str | int]:
+    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str | int)]
 
 
 # What each field must be, and what it is called in errors.
 _TEXT = (lambda value: isinstance(value, str), "a string")
-_TEXTS = (lambda value: isinstance(value, list) and all(isinstance(item, str) and item for item in value), "a list of strings, none empty")
+_TEXTS = (
+    lambda value: isinstance(value, list) and all(isinstance(item, str) and item for item in value),
+    "a list of strings, none empty",
+)
 _FLAG = (lambda value: isinstance(value, bool), "true or false")
-_COUNT = (lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31), "a whole number")
-_TOKEN = (lambda value: isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0), "a token's id or text")
+_COUNT = (
+    lambda value: value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31),
+    "a whole number",
+)
+_TOKEN = (
+    lambda value: isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0),
+    "a token's id or text",
+)
 _TOKENS = (lambda value: isinstance(value, list) and all(map(_TOKEN[0], value)), "a list of ids or texts of tokens")
 _FORMAT = (lambda value: isinstance(value, dict), "a format")
-_FORMATS = (lambda value: isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value), "a list of formats, not empty")
+_FORMATS = (
+    lambda value: isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value),
+    "a list of formats, not empty",
+)
 _BEGIN = (lambda value: isinstance(value, str | dict), "a string or a token")
-_END = (lambda value: isinstance(value, str | dict) or (_TEXTS[0](value) and bool(value)), "a string, a list of strings, or a token")
+_END = (
+    lambda value: isinstance(value, str | dict) or (_TEXTS[0](value) and bool(value)),
+    "a string, a list of strings, or a token",
+)
 _SCHEMA = (lambda value: isinstance(value, bool | dict), "a schema")
 
 _Field = tuple[Callable[[Any], bool], str]
 # (needed, optional) fields by type.
 _FIELDS: dict[str, tuple[dict[str, _Field], dict[str, _Field]]] = {
     "const_string": ({"value": _TEXT}, {}),
-    "json_schema": ({"json_schema": _SCHEMA}, {"style": _TEXT, "max_whitespace_cnt": _COUNT, "any_order": _FLAG, "excludes": _TEXTS}),
+    "json_schema": (
+        {"json_schema": _SCHEMA},
+        {"style": _TEXT, "max_whitespace_cnt": _COUNT, "any_order": _FLAG, "excludes": _TEXTS},
+    ),
     "regex": ({"pattern": _TEXT}, {}),
     "grammar": ({"grammar": _TEXT}, {"syntax": _TEXT}),
     "any_text": ({}, {"excludes": _TEXTS, "max_chars": _COUNT, "max_tokens": _COUNT}),
@@ -83,9 +109,19 @@ _FIELDS: dict[str, tuple[dict[str, _Field], dict[str, _Field]]] = {
     "optional": ({"content": _FORMAT}, {}),
     "star": ({"content": _FORMAT}, {}),
     "plus": ({"content": _FORMAT}, {}),
-    "repeat": ({"min": _COUNT, "max": (lambda value: value == -1 or _COUNT[0](value), "a whole number or -1"), "content": _FORMAT}, {}),
+    "repeat": (
+        {
+            "min": _COUNT,
+            "max": (lambda value: value == -1 or _COUNT[0](value), "a whole number or -1"),
+            "content": _FORMAT,
+        },
+        {},
+    ),
     "tag": ({"begin": _BEGIN, "content": _FORMAT, "end": _END}, {}),
-    "triggered_tags": ({"triggers": _TEXTS, "tags": _FORMATS}, {"at_least_one": _FLAG, "stop_after_first": _FLAG, "excludes": _TEXTS}),
+    "triggered_tags": (
+        {"triggers": _TEXTS, "tags": _FORMATS},
+        {"at_least_one": _FLAG, "stop_after_first": _FLAG, "excludes": _TEXTS},
+    ),
     "tags_with_separator": ({"tags": _FORMATS, "separator": _TEXT}, {"at_least_one": _FLAG, "stop_after_first": _FLAG}),
 }
 
@@ -111,7 +147,9 @@ class _Work:
             check_ebnf(format["grammar"], child(path, "grammar"))
         if kind == "triggered_tags":
             self._check_triggers(format, path)
-        if kind == "repeat" and (max(format["min"], format["max"]) > MAX_TAG_SCHEMAS or -1 < format["max"] < format["min"]):
+        if kind == "repeat" and (
+            max(format["min"], format["max"]) > MAX_TAG_SCHEMAS or -1 < format["max"] < format["min"]
+        ):
             raise refuse(path, f"repeats are bounded to {MAX_TAG_SCHEMAS}, min to max")
         out = dict(format)
         for key in ("content", "begin", "end"):
@@ -119,7 +157,9 @@ class _Work:
                 out[key] = self.format(format[key], child(path, key), depth + 1)
         for key in ("elements", "tags"):
             if key in format:
-                out[key] = [self.format(item, child(path, key, index), depth + 1) for index, item in enumerate(format[key])]
+                out[key] = [
+                    self.format(item, child(path, key, index), depth + 1) for index, item in enumerate(format[key])
+                ]
                 if key == "tags" and any(item["type"] != "tag" for item in out[key]):
                     raise refuse(child(path, key), "every format in it is of type tag")
         return out
@@ -147,7 +187,9 @@ class _Work:
         for index, tag in enumerate(format["tags"]):
             begin = tag.get("begin")
             if not isinstance(begin, str) or sum(begin.startswith(trigger) for trigger in format["triggers"]) != 1:
-                raise refuse(child(path, "tags", index, "begin"), "must be a string that begins with exactly one of the triggers")
+                raise refuse(
+                    child(path, "tags", index, "begin"), "must be a string that begins with exactly one of the triggers"
+                )
 
     def _schema(self, format: Mapping[str, Any], path: str) -> Format:
         style = format.get("style", "json")
@@ -156,7 +198,7 @@ class _Work:
         if format.get("excludes"):
             raise refuse(child(path, "excludes"), "is not enforced for strings with a pattern or length; leave it out")
         where = child(path, "json_schema")
-        work = Normaliser(format["json_schema"], where)
+        work = Normaliser(format["json_schema"], where, spelled=True)
         core = work.whole()
         self.properties += work.properties
         if self.properties > MAX_TAG_PROPERTIES:

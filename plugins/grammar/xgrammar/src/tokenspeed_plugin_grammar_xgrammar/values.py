@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from tokenspeed_plugin_grammar_xgrammar.formats import FORMATS, format_pattern
+from tokenspeed_plugin_grammar_xgrammar.formats import ENCODINGS, FORMATS, format_pattern
 from tokenspeed_plugin_grammar_xgrammar.limits import MAX_EVALUATION, refuse
 from tokenspeed_plugin_grammar_xgrammar.regex import Node, matches, search, size
 from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
 
 __all__ = ["Evaluator", "json_type", "same_key"]
+
 
 def json_type(value: Any) -> str:
     """The type of a value by JSON Schema's names; ``integer`` for numbers without a fraction."""
@@ -66,7 +67,9 @@ class Evaluator:
         self.spend(1, path)
         if isinstance(schema, bool):
             return schema
-        return all(_RULES[key](Asked(self, schema, path), value, wanted) for key, wanted in schema.items() if key in _RULES)
+        return all(
+            _RULES[key](Asked(self, schema, path), value, wanted) for key, wanted in schema.items() if key in _RULES
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +110,17 @@ def _pattern(asked: Asked, value: Any, wanted: str) -> bool:
     return not isinstance(value, str) or _matches(asked, search(parse(wanted, where), where), value)
 
 
-def _format(asked: Asked, value: Any, wanted: str) -> bool:
-    if not isinstance(value, str):
-        return True
-    if wanted not in FORMATS:
-        raise refuse(f"{asked.path}.format", f"{wanted!r} cannot be enforced")
-    return _matches(asked, format_pattern(wanted), value)
+def _named(keyword: str, known: Collection[str]) -> _Rule:
+    def rule(asked: Asked, value: Any, wanted: str) -> bool:
+        if not isinstance(value, str):
+            return True
+        if wanted not in known:
+            raise refuse(
+                f"{asked.path}.{keyword}", f"{wanted!r} cannot be enforced; those that can: {', '.join(known)}"
+            )
+        return _matches(asked, format_pattern(wanted), value)
+
+    return rule
 
 
 def _matches(asked: Asked, tree: Node, value: str) -> bool:
@@ -121,21 +129,27 @@ def _matches(asked: Asked, tree: Node, value: str) -> bool:
 
 
 def _properties(asked: Asked, value: Any, wanted: Mapping[str, Any]) -> bool:
-    return not isinstance(value, dict) or all(asked.check(value[name], inner) for name, inner in wanted.items() if name in value)
+    return not isinstance(value, dict) or all(
+        asked.check(value[name], inner) for name, inner in wanted.items() if name in value
+    )
 
 
 def _items(asked: Asked, value: Any, wanted: Any) -> bool:
-    return not isinstance(value, list) or all(asked.check(item, wanted) for item in value[len(asked.schema.get("prefixItems", ())) :])
+    return not isinstance(value, list) or all(
+        asked.check(item, wanted) for item in value[len(asked.schema.get("prefixItems", ())) :]
+    )
 
 
 def _additional(asked: Asked, value: Any, wanted: Any) -> bool:
     if not isinstance(value, dict):
         return True
-    return all(asked.check(item, wanted) for name, item in value.items() if name not in asked.schema.get("properties", {}))
+    return all(
+        asked.check(item, wanted) for name, item in value.items() if name not in asked.schema.get("properties", {})
+    )
 
 
 def _unknown(keyword: str) -> _Rule:
-    def rule(asked: Asked, value: Any, wanted: Any) -> bool:
+    def rule(asked: Asked, value: Any, _: Any) -> bool:
         if isinstance(value, list | dict):
             raise refuse(f"{asked.path}.{keyword}", "cannot be evaluated for a constant")
         return True
@@ -159,20 +173,27 @@ _RULES: dict[str, _Rule] = {
     "minProperties": _sized("object", lambda length, wanted: length >= wanted),
     "maxProperties": _sized("object", lambda length, wanted: length <= wanted),
     "pattern": _pattern,
-    "format": _format,
-    "uniqueItems": lambda _, value, wanted: not wanted or not isinstance(value, list) or len({same_key(item) for item in value}) == len(value),
+    "format": _named("format", FORMATS),
+    "contentEncoding": _named("contentEncoding", ENCODINGS),
+    "uniqueItems": lambda _, value, wanted: (
+        not wanted or not isinstance(value, list) or len({same_key(item) for item in value}) == len(value)
+    ),
     "prefixItems": lambda asked, value, wanted: not isinstance(value, list) or all(map(asked.check, value, wanted)),
     "items": _items,
     "properties": _properties,
     "required": lambda _, value, wanted: not isinstance(value, dict) or all(name in value for name in wanted),
     "additionalProperties": _additional,
-    "propertyNames": lambda asked, value, wanted: not isinstance(value, dict) or all(asked.check(name, wanted) for name in value),
+    "propertyNames": lambda asked, value, wanted: (
+        not isinstance(value, dict) or all(asked.check(name, wanted) for name in value)
+    ),
     "allOf": lambda asked, value, wanted: all(asked.check(value, inner) for inner in wanted),
     "anyOf": lambda asked, value, wanted: any(asked.check(value, inner) for inner in wanted),
     "oneOf": lambda asked, value, wanted: sum(asked.check(value, inner) for inner in wanted) == 1,
     "not": lambda asked, value, wanted: not asked.check(value, wanted),
     "$ref": lambda asked, value, wanted: asked.check(value, asked.work.resolve(wanted)),
-    "if": lambda asked, value, wanted: asked.check(value, asked.schema.get("then" if asked.check(value, wanted) else "else", True)),
+    "if": lambda asked, value, wanted: asked.check(
+        value, asked.schema.get("then" if asked.check(value, wanted) else "else", True)
+    ),
     **{
         keyword: _unknown(keyword)
         for keyword in (

@@ -58,7 +58,9 @@ def arguments(core: Core, style: str, path: str) -> Format:
     Raises:
         GrammarError: it is no object, or has what this form cannot write.
     """
-    return _Arguments(STYLES[style], core.get("$defs", {}), path).whole({key: value for key, value in core.items() if key != "$defs"})
+    return _Arguments(STYLES[style], core.get("$defs", {}), path).whole(
+        {key: value for key, value in core.items() if key != "$defs"}
+    )
 
 
 class _Arguments:
@@ -83,13 +85,20 @@ class _Arguments:
         for name, inner in core.get("properties", {}).items():
             if not _NAME.fullmatch(name):
                 raise refuse(child(self.path, "properties", name), "this name cannot be written in this tool format")
-            one = _sequence([self.argument({"type": "const_string", "value": name}, inner, child(self.path, "properties", name)), _LINE])
+            one = _sequence(
+                [
+                    self.argument({"type": "const_string", "value": name}, inner, child(self.path, "properties", name)),
+                    _LINE,
+                ]
+            )
             elements.append(one if name in core["required"] else {"type": "optional", "content": one})
         free = core.get("additionalProperties", {})
         if free is not False and not core.get("properties"):
             pattern = r"[A-Za-z_][A-Za-z0-9_.-]{0,63}"
             if "propertyNames" in core:
-                tree = restrict(parse(core["propertyNames"]["pattern"], self.path), charsets.merge([*charsets.WORD, (0x2D, 0x2E)]))
+                tree = restrict(
+                    parse(core["propertyNames"]["pattern"], self.path), charsets.merge([*charsets.WORD, (0x2D, 0x2E)])
+                )
                 pattern = render(tree, child(self.path, "propertyNames"))
             one = self.argument({"type": "regex", "pattern": pattern}, free, child(self.path, "additionalProperties"))
             elements.append({"type": "star", "content": _sequence([one, _LINE])})
@@ -114,7 +123,9 @@ class _Arguments:
             return ([everything[0]], [everything[1]]) if self.style.typed else ([everything[0]], [])
         texts: list[Format] = []
         others: list[Format] = []
-        taken = "".join(_STARTS[option["type"]] for option in options if len(option) > 1 and option.get("type") in _STARTS)
+        taken = "".join(
+            _STARTS[option["type"]] for option in options if len(option) > 1 and option.get("type") in _STARTS
+        )
         for option in options:
             if "enum" in option:
                 for value in option["enum"]:
@@ -142,14 +153,22 @@ class _Arguments:
         if not taken:
             return self.closed({"type": "regex", "pattern": render(tree, path, limited="pattern" in core)}, lines=True)
         if len(core) > 1:
-            raise refuse(path, "a string with a pattern or length beside another type cannot be told from it in this tool format")
+            raise refuse(
+                path, "a string with a pattern or length beside another type cannot be told from it in this tool format"
+            )
         # The first character tells the string from the JSON that its alternatives would be.
-        first = charsets.intersect(_INLINE, charsets.invert(charsets.merge((ord(char), ord(char)) for char in taken + '" ')))
-        return self.closed({"type": "regex", "pattern": charsets.render(first) + charsets.render(_INLINE) + "*"}, lines=True)
+        first = charsets.intersect(
+            _INLINE, charsets.invert(charsets.merge((ord(char), ord(char)) for char in taken + '" '))
+        )
+        return self.closed(
+            {"type": "regex", "pattern": charsets.render(first) + charsets.render(_INLINE) + "*"}, lines=True
+        )
 
     def json(self, core: Core) -> Format:
         schema = {**core, "$defs": self.definitions} if self.definitions else core
-        return self.closed({"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITE_SPACE}, lines=True)
+        return self.closed(
+            {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITE_SPACE}, lines=True
+        )
 
     def closed(self, content: Format, *, lines: bool = False) -> Format:
         """``content`` up to the closing tag; ``lines``: with the line ends that belong to the markup."""

@@ -49,7 +49,10 @@ class DsmlToolParser(ElementParser):
             required=required,
             parallel=parallel,
             separator="\n",
-            trigger=f"{_OPEN}function_calls>",
-            section=(f"{_OPEN}function_calls>\n", f"\n{_CLOSE}function_calls>"),
-            excludes=(f"{_OPEN}tool_calls>", f"{_OPEN}invoke"),
+            triggers=cls.syntax.wrapper_begin,
+            sections=[
+                (f"{begin}\n", f"\n{end}")
+                for begin, end in zip(cls.syntax.wrapper_begin, cls.syntax.wrapper_end, strict=True)
+            ],
+            excludes=(cls.syntax.call_begin,),
         )

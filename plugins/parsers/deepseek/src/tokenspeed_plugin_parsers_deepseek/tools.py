@@ -40,8 +40,8 @@ class _DeepSeekToolParser(MarkedJsonParser):
             required=required,
             parallel=parallel,
             separator="\n",
-            trigger=_AROUND[0],
-            section=_AROUND[:2],
+            triggers=(_AROUND[0],),
+            sections=(_AROUND[:2],),
             excludes=_BEGIN,
         )
 

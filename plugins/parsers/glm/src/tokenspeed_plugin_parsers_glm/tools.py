@@ -52,7 +52,7 @@ class GlmToolParser(StateMachine):
             required=required,
             parallel=parallel,
             separator="\n",
-            trigger=_BEGIN,
+            triggers=(_BEGIN,),
         )
 
     def on_text(self) -> bool:

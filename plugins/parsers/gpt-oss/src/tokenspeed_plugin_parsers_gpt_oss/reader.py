@@ -22,7 +22,7 @@ __all__ = ["Event", "HarmonyReader"]
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _MARKERS = Markers((_START, _CHANNEL, _CONSTRAIN, _MESSAGE, *_ENDS))
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<{]*)")
+_RECIPIENT = re.compile(r"\bto=(?P<space>functions\.)?(?P<name>[^\s<{]*)")
 _NO_TOOL = ("", "assistant", "user", "all", "system", "developer")
 # What may follow the role that the prompt ends with, apart from a marker: a recipient, or as much of one as is there.
 _ROLE_REST = re.compile(rf"\s{{0,4}}+(?:\Z|{partial('to=')}\S*\s*\Z)")
@@ -174,8 +174,9 @@ class HarmonyReader:
         word = _WORD.match(self._channel)
         self._kind = Event.REASONING if word and word[1].startswith("analysis") else Event.CONTENT
         recipient = _RECIPIENT.search(self._channel) or _RECIPIENT.search(self._role_part)
-        name = recipient[1] if recipient else ""
-        self._name = name if name not in _NO_TOOL and name.isprintable() else ""
+        name = recipient["name"] if recipient else ""
+        is_tool = recipient is not None and (recipient["space"] is not None or name not in _NO_TOOL)
+        self._name = name if is_tool and name.isprintable() else ""
 
     def _end_header(self) -> None:
         self._read_header()

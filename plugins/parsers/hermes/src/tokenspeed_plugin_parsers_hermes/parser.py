@@ -46,7 +46,7 @@ class HermesToolParser(StateMachine):
             required=required,
             parallel=parallel,
             separator="\n",
-            trigger=_BEGIN,
+            triggers=(_BEGIN,),
         )
 
     def on_text(self) -> bool:

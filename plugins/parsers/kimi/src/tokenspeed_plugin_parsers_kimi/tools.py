@@ -56,8 +56,8 @@ class KimiK2ToolParser(MarkedJsonParser):
             required=required,
             parallel=parallel,
             separator="",
-            trigger=section[0],
-            section=(section[0], section[1]),
+            triggers=(section[0],),
+            sections=((section[0], section[1]),),
             excludes=(begin, cls.syntax.around[2]),
         )
 

@@ -46,6 +46,6 @@ class MiniMaxToolParser(ElementParser):
             required=required,
             parallel=parallel,
             separator="\n",
-            trigger="<minimax:tool_call>",
-            section=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+            triggers=("<minimax:tool_call>",),
+            sections=(("<minimax:tool_call>\n", "\n</minimax:tool_call>"),),
         )

@@ -46,6 +46,6 @@ class QwenCoderToolParser(ElementParser):
             required=required,
             parallel=parallel,
             separator="\n",
-            trigger="<tool_call>",
+            triggers=("<tool_call>",),
             excludes=("<function=",),
         )

@@ -1,0 +1,62 @@
+"""Readers of flags' values: text in, value out; ``ValueError`` with a phrase that says what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["count", "dtype", "number", "or_none", "size_in_bytes"]
+
+
+def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
+    """Reads a whole number within bounds."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a whole number") from None
+        if value < minimum:
+            raise ValueError(f"{value} is below {minimum}")
+        if maximum is not None and value > maximum:
+            raise ValueError(f"{value} is above {maximum}")
+        return value
+
+    return read
+
+
+def number(minimum: float, maximum: float | None = None, *, above: bool = False) -> Callable[[str], float]:
+    """Reads a finite number within bounds; ``above`` excludes the lower one."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number") from None
+        if not math.isfinite(value) or value < minimum or (above and value == minimum):
+            raise ValueError(f"{text} must be {'above' if above else 'at least'} {minimum:g}")
+        if maximum is not None and value > maximum:
+            raise ValueError(f"{text} is above {maximum:g}")
+        return value
+
+    return read
+
+
+def size_in_bytes(text: str) -> int:
+    """Reads bytes: ``1073741824`` or ``1G`` (K, M, G, T in powers of 1024)."""
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    digits, shift = (text[:-1], units[text[-1:].upper()]) if text[-1:].upper() in units else (text, 0)
+    try:
+        return count(1)(digits) << shift
+    except ValueError as error:
+        raise ValueError(f"{error}; write bytes, or a whole number of K, M, G or T") from None
+
+
+def or_none(text: str) -> str | None:
+    """Reads a name; ``none`` switches off."""
+    return None if text == "none" else text
+
+
+def dtype(text: str) -> str:
+    """Reads a dtype by its long name, or by vLLM's ``half`` and ``float``."""
+    return {"half": "float16", "float": "float32"}.get(text, text)

@@ -1,0 +1,1 @@
+"""What the tests of constrained decoding share: random schemas, random texts that a grammar allows, and a schema for every keyword."""

@@ -1,0 +1,122 @@
+"""Hostile grammars are refused at once, with the bound in the message, or are small enough to compile."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from tokenspeed_plugin_grammar_xgrammar.checker import check
+
+from tokenspeed.errors import GrammarError
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "boolean"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def branching(levels: int, width: int) -> dict[str, Any]:
+    if not levels:
+        return {"type": "string"}
+    inner = branching(levels - 1, width)
+    return {
+        "oneOf": [
+            {"type": "object", "properties": {"k": {"const": i}, "v": inner}, "required": ["k", "v"]}
+            for i in range(width)
+        ]
+    }
+
+
+def product(levels: int) -> dict[str, Any]:
+    return {
+        "allOf": [{"anyOf": [{"required": [f"a{i}{j}"]} for j in range(4)]} for i in range(levels)],
+        "type": "object",
+    }
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    definitions = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}", "title": "b"}]}
+        for i in range(levels)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": {"type": "null"}}}
+
+
+_NESTED_TOO_DEEP = '{"items":' * 5000 + "true" + "}" * 5000
+
+REFUSED: list[tuple[str, str, str]] = [
+    ("json_schema", json.dumps(nested(300)), "32 deep"),
+    ("json_schema", _NESTED_TOO_DEEP, "deep"),
+    ("json_schema", json.dumps({"enum": [f"value-{i}" for i in range(10_000)]}), "1000 are allowed"),
+    ("json_schema", json.dumps({"enum": ["x" * 1000 + str(i) for i in range(100)]}), "characters"),
+    ("json_schema", json.dumps({"const": "x" * 100_000}), "characters"),
+    ("json_schema", json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(300)}}), "100 are allowed"),
+    (
+        "json_schema",
+        json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(30)}, "minProperties": 2}),
+        "10 are allowed",
+    ),
+    ("json_schema", json.dumps({"type": "string", "maxLength": 10**9}), "1000"),
+    ("json_schema", json.dumps({"type": "array", "minItems": 10**6}), "1000"),
+    ("json_schema", json.dumps(branching(8, 4)), "characters|schemas|properties"),
+    ("json_schema", json.dumps(product(12)), "2000 schemas|200 properties"),
+    ("json_schema", json.dumps({"type": "string", "pattern": "^((a{1000}){1000})$"}), "positions"),
+    (
+        "json_schema",
+        json.dumps({"pattern": "(a*)*" * 40 + "b", "enum": ["a" * 300 + str(i) for i in range(100)]}),
+        "too long",
+    ),
+    ("json_schema", " " * 300_000, "262144"),
+    (
+        "json_schema",
+        json.dumps(
+            {
+                "allOf": [{"$ref": "#/$defs/n"}, {"type": "object"}],
+                "$defs": {"n": {"properties": {"k": {"allOf": [{"$ref": "#/$defs/n"}, {}], "minProperties": 1}}}},
+            }
+        ),
+        "endless",
+    ),
+    ("choice", json.dumps([f"c{i}" for i in range(20_000)]), "1000"),
+    ("regex", "a" * 9000, "8192"),
+    ("ebnf", 'root ::= "' + "a" * 70_000 + '"', "65536"),
+    ("ebnf", 'root ::= (("a"{1,100}){1,100}){1,100}', "1000 are allowed"),
+    ("ebnf", "root ::= " + "(" * 40 + '"a"' + ")" * 40, "32 deep"),
+    ("ebnf", "root ::= a", "not defined"),
+    (
+        "structural_tag",
+        json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {"type": "repeat", "min": 0, "max": 10**6, "content": {"type": "any_text"}},
+            }
+        ),
+        "1000",
+    ),
+    (
+        "structural_tag",
+        json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": [{"type": "any_text"}] * 2000}}),
+        "1000 formats",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason"), REFUSED, ids=[f"{kind}-{reason}-{i}" for i, (kind, _, reason) in enumerate(REFUSED)]
+)
+def test_what_is_too_large_is_refused_quickly_with_its_bound(kind: str, value: str, reason: str) -> None:
+    begin = time.process_time()
+    with pytest.raises(GrammarError, match=reason):
+        check(kind, value)
+    assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("schema", [nested(30), branching(3, 3), doubling(12)], ids=["nested", "branching", "doubling"])
+def test_what_is_within_the_bounds_is_taken_quickly(schema: dict[str, Any]) -> None:
+    begin = time.process_time()
+    check("json_schema", json.dumps(schema))
+    assert time.process_time() - begin < 1
