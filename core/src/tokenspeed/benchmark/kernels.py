@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -103,7 +104,7 @@ def _on_host(kernel: Callable[..., Any], sets: Sequence[list[Any]], seconds: flo
 
 
 def _on_device(kernel: Callable[..., Any], sets: Sequence[list[Any]]) -> float:
-    """In a captured graph; queued one by one where the kernel cannot be captured."""
+    """In a captured graph; queued one by one where the kernel waits for the device, which cannot be captured."""
 
     def every() -> None:
         for arguments in sets:
@@ -111,13 +112,11 @@ def _on_device(kernel: Callable[..., Any], sets: Sequence[list[Any]]) -> float:
 
     torch.cuda.synchronize()
     replay: Callable[[], None] = every
-    try:
+    if not _waits(every):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             every()
         replay = graph.replay
-    except RuntimeError:
-        torch.cuda.synchronize()
     times: list[float] = []
     for _ in range(8):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -127,3 +126,17 @@ def _on_device(kernel: Callable[..., Any], sets: Sequence[list[Any]]) -> float:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / len(sets))
     return statistics.median(times[1:])
+
+
+def _waits(run: Callable[[], None]) -> bool:
+    """Whether the host waits for the device in ``run``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it does not find every wait
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False

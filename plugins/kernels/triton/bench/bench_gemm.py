@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import triton
 from tokenspeed_plugin_kernels_triton.activation import silu_and_mul
 from tokenspeed_plugin_kernels_triton.gemm import SmallGemm
 from tokenspeed_plugin_kernels_triton.tuning import GemmConfig
@@ -132,7 +133,9 @@ def prepare(part: int, parts: int, rows: Sequence[int], wrong: str) -> None:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--m", type=int, nargs="*", default=[1, 8, 32])
-    p.add_argument("--out")
+    p.add_argument(
+        "--out", help="file to write: put it into src/tokenspeed_plugin_kernels_triton/tuned by the device's name"
+    )
     p.add_argument("--seconds", type=float, default=240, help="of timing; what is left over is not timed")
     a = p.parse_args()
     began = time.time()
@@ -152,7 +155,14 @@ def main() -> None:
         f"compiled in {time.time() - began:.1f} s, {len(failed)} fail", *list(failed.values())[:6], sep="\n", flush=True
     )
     began = time.time()
-    gemm, record = SmallGemm(torch.device("cuda")), {}
+    gemm, record = SmallGemm(torch.device("cuda")), []
+    head = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "unit": "microseconds a call in a captured graph over distinct weights",
+    }
     for m in a.m:
         for name, (n, k, gated) in SHAPES.items():
             nbytes = n * k * 2
@@ -173,16 +183,22 @@ def main() -> None:
                 run = run_of(gemm, name, cfg, x)
                 again.append((graph_time([lambda w=w: run(w) for w in weights], 15), cfg))
             again.sort(key=lambda entry: entry[0])
-            record[f"{m} {name}"] = {
-                "library_us": round(library, 2),
-                "timed": len(timed),
-                "best": [{"us": round(us, 2), **asdict(cfg)} for us, cfg in again + timed[6:16]],
-            }
+            record.append(
+                {
+                    "rows": m,
+                    "n": n,
+                    "k": k,
+                    "gated": gated,
+                    "library_us": round(library, 2),
+                    "timed": len(timed),
+                    "best": [{"us": round(us, 2), **asdict(cfg)} for us, cfg in again[:3]],
+                }
+            )
             print(f"m={m} {name}: library {library:.2f} us {nbytes / library * 1e-6:.2f} TB/s, {len(timed)} timed")
             for us, cfg in again[:4]:
                 print(f"   {us:8.2f} us {nbytes / us * 1e-6:.2f} TB/s {cfg}", flush=True)
             if a.out:
-                Path(a.out).write_text(json.dumps(record, indent=1) + "\n")
+                Path(a.out).write_text(json.dumps(head | {"measured": record}, indent=1) + "\n")
             del weights
     print(f"timed in {time.time() - began:.1f} s")
 
