@@ -234,7 +234,9 @@ class ExecutorModel {
   // Where a load back writes, no step in flight reads; where a row writes, no transfer reads or writes.
   void CheckLoads(const ExecutionPlan& plan, const Step& step) {
     const auto used = [&](const Row& row, int32_t page) {
-      const auto pages = std::min(row.table.size(), static_cast<size_t>((row.context + row.query + page_ - 1) / page_));
+      // A decode's context is an upper bound: of the row before it one token is accepted at least, and pages past that went back.
+      const int32_t tokens = row.context + row.query - (row.extend ? 0 : config_.max_row_width - 1);
+      const auto pages = std::min(row.table.size(), static_cast<size_t>((tokens + page_ - 1) / page_));
       return std::find(row.table.begin(), row.table.begin() + static_cast<ptrdiff_t>(pages), page) != row.table.begin() + static_cast<ptrdiff_t>(pages);
     };
     for (size_t k = 0; k < plan.load_back.op.size(); ++k) {
