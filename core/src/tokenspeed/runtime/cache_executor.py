@@ -152,11 +152,8 @@ class CacheExecutor:
         """(number, leading pages that are good) of operations that have ended since the last call."""
         self._copies.poll()
         found, self._kept = self._kept, []
-        while True:
-            try:
-                found.append(self._ended.get_nowait())
-            except queue.Empty:
-                break
+        while not self._ended.empty():  # this thread alone takes from it
+            found.append(self._ended.get())
         for number, pages in found:
             self._count(number, pages)
         if self._loading and not any(kind == "load_back" for kind, _, _ in self._pages.values()):
@@ -167,11 +164,8 @@ class CacheExecutor:
         """Wait until the copies of these operations have ended: their good pages. They are told of by ``finished`` all the same."""
         wanted = set(numbers)
         self._copies.settle()
-        while True:
-            try:
-                self._kept.append(self._ended.get_nowait())
-            except queue.Empty:
-                break
+        while not self._ended.empty():
+            self._kept.append(self._ended.get())
         found = {number: pages for number, pages in self._kept if number in wanted}
         assert found.keys() == wanted, "the copies have ended, and each one tells of itself"
         return found
