@@ -94,6 +94,32 @@ def test_a_lossy_subscriber_ends_with_the_tree_of_the_engine(tmp_path: Path) -> 
     engine.close()
 
 
+def test_pages_of_the_host_tier_are_told_as_such(tmp_path: Path) -> None:
+    """Copies to the host are told when they have arrived, without tokens, and go with their eviction there."""
+    rng = random.Random(6)
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/pub", "replay_endpoint": f"ipc://{tmp_path}/replay"}  # fmt: skip
+    engine = engine_with_events(events, kvstore_ratio=1.5)
+    scheduler = engine._loop._scheduler
+    mirror = PrefixMirror()
+    for _ in range(30):
+        serve(engine, [rng.randrange(200) for _ in range(rng.randrange(20, 120))])
+    for _ in range(2000):  # until no copy is under way
+        engine.step()
+        if not scheduler.cache_ops_in_flight and not scheduler.cache_ops_pending:
+            break
+    stats = scheduler.stats()
+    assert stats.host_evicted_pages > 0
+    expected = {"GPU": stats.pages_cached[0], "CPU": stats.host_pages_cached[0]}
+    with KVEventSubscriber(str(events["endpoint"]), str(events["replay_endpoint"])) as subscriber:
+        for _ in range(1000):
+            mirror.apply(subscriber.catch_up())
+            if {medium: len(mirror.tier(medium)) for medium in expected} == expected:
+                break
+    assert {medium: len(mirror.tier(medium)) for medium in expected} == expected
+    assert all(page.tokens == () for page in mirror.tier("CPU").values())
+    engine.close()
+
+
 def test_events_need_a_prefix_cache(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--kv-events-config asks for events of the prefix cache"):
         engine_with_events({"enable_kv_cache_events": True}, enable_prefix_caching=False)
