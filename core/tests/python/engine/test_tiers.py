@@ -130,9 +130,10 @@ def test_without_a_host_tier_nothing_comes_back(engine: Make, expected: list[lis
     assert small.control("stats").result.tiers is None
 
 
-def test_many_at_once_under_pressure_say_the_same(engine: Make, expected: list[list[int]]) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_many_at_once_under_pressure_say_the_same(engine: Make, expected: list[list[int]], overlap: bool) -> None:
     """Retraction, write-backs and load-backs of several requests in the same steps."""
-    small = engine(kvstore_ratio=6.0)
+    small = engine(kvstore_ratio=6.0, disable_overlap_schedule=not overlap)
     for _ in range(3):
         outputs = small.generate(PROMPTS, GREEDY)
         assert [[t for output in each for t in output.tokens] for each in outputs] == expected
@@ -163,10 +164,12 @@ def test_kv_16_copies_that_lag_behind_bring_what_their_names_say(
     assert tiers(small).loaded_back > 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 def test_a_failed_load_back_is_computed(
-    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
-    small = engine(kvstore_ratio=6.0)
+    """With overlap the next step of the request is queued already when the failure is known: its tokens do not count either."""
+    small = engine(kvstore_ratio=6.0, disable_overlap_schedule=not overlap)
     run(small)
 
     def fail(self: ThreadCopies, move: PageMove, index: int) -> None:
@@ -332,6 +335,9 @@ def test_what_was_not_stored_yet_is_stored_before_the_engine_ends(tmp_path: Path
     [
         ({"kvstore_ratio": 1.0, "kvstore_size": 1 << 20}, "give one of them"),
         ({"kvstore_size": 10}, "holds no page"),
+        ({"kvstore_write_policy": "back"}, "choose from write-through, write-on-evict, selective"),
+        ({"prefetch_threshold": 0}, "--prefetch-threshold 0"),
+        ({"kvstore_timeout_ms": 0.0}, "--kvstore-timeout-ms 0"),
         ({"kvstore": "memory", "kvstore_ratio": 0.0}, "a KV store needs one"),
         ({"kvstore_ratio": 1.0, "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
         ({"kvstore_size": 1 << 50}, "lower --kvstore-ratio or --kvstore-size"),
@@ -392,6 +398,7 @@ def test_an_operation_is_complete_when_all_ranks_have_answered_and_as_good_as_th
         second.send([(2, 5)])
         assert caches.wait([2]) == {2: 5}
         assert caches.finished() == [(2, 5)]
+        # Rank 0 has told of its own part long ago.
         second.send([(1, 4)])
         assert caches.wait([1]) == {1: 3}
         assert caches.finished() == [(1, 3)]
