@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tokenspeed.plugins.first_party import FIRST_PARTY
-from tokenspeed.plugins.manager import PluginHost
+
+if TYPE_CHECKING:
+    from tokenspeed.plugins.manager import PluginHost
 
 __all__ = ["how_to_get", "left_out", "parser_plugin"]
 

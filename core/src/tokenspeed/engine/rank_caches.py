@@ -62,8 +62,6 @@ class RankCaches:
 
     def wait(self, numbers: Collection[int]) -> dict[int, int]:
         """Good pages on every rank; waits for all ranks. That one is gone is noticed by ``Lifeline``."""
-        self._own.wait(numbers)
-        self._collect(0)
         while not all(number in self._complete for number in numbers):
             self._collect(_WAIT_MS)
         return {number: self._complete[number] for number in numbers}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from tokenspeed import _scheduler
-from tokenspeed._scheduler import CacheGroupConfig, RequestSpec, SchedulerConfig, SubmitRefusal
+from tokenspeed._scheduler import CacheGroupConfig, RequestSpec, SchedulerConfig, SubmitRefusal, WritePolicy
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.kv_events.config import kv_events_of
 from tokenspeed.engine.requests import LiveRequest
@@ -23,6 +21,13 @@ REFUSED_PARAMS = {
     int(SubmitRefusal.BAD_PRIORITY): "priority",
 }
 
+#: ``--kvstore-write-policy`` as the scheduler calls it.
+_WRITE_POLICIES = {
+    "write-through": WritePolicy.THROUGH,
+    "write-on-evict": WritePolicy.ON_EVICT,
+    "selective": WritePolicy.SELECTIVE,
+}
+
 
 def scheduler_config(
     config: EngineConfig, *, num_pages: Sequence[int], host_pages: Sequence[int] = ()
@@ -32,9 +37,7 @@ def scheduler_config(
     """
     return SchedulerConfig(
         groups=[
-            CacheGroupConfig(
-                page_size=_set(config.block_size), num_pages=pages, **({"host_pages": host} if host else {})
-            )
+            CacheGroupConfig(page_size=_set(config.block_size), num_pages=pages, host_pages=host)
             for pages, host in zip(num_pages, host_pages or [0] * len(num_pages), strict=True)
         ],
         max_num_seqs=_set(config.max_num_seqs),
@@ -43,24 +46,13 @@ def scheduler_config(
         overlap_depth=0 if config.disable_overlap_schedule else 1,
         enable_prefix_caching=config.enable_prefix_caching,
         max_step_us=int((config.max_step_ms or 0.0) * 1000),
-        **(_tier_settings(config) if host_pages else {}),
-        **({"kv_events": True} if kv_events_of(config) is not None else {}),
-    )
-
-
-def _tier_settings(config: EngineConfig) -> dict[str, Any]:
-    policies = _scheduler.WritePolicy
-    return {
-        "write_policy": {
-            "write-through": policies.THROUGH,
-            "write-on-evict": policies.ON_EVICT,
-            "selective": policies.SELECTIVE,
-        }[config.kvstore_write_policy],
-        "l3": config.kvstore is not None,
-        "prefetch_threshold": config.prefetch_threshold,
+        write_policy=_WRITE_POLICIES[config.kvstore_write_policy],
+        l3=bool(host_pages) and config.kvstore is not None,
+        prefetch_threshold=config.prefetch_threshold,
         # A look-up and a load, each with its deadline.
-        "prefetch_timeout_us": int(config.kvstore_timeout_ms * 2000),
-    }
+        prefetch_timeout_us=int(config.kvstore_timeout_ms * 2000),
+        kv_events=kv_events_of(config) is not None,
+    )
 
 
 def request_spec(request: LiveRequest) -> RequestSpec:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "AttentionShape", "attention_shape", "resolve_dtype", "resolve_limits", "resolve_parallel"]
 
+#: Values of ``--kvstore-write-policy``.
+_WRITE_POLICIES = ("write-through", "write-on-evict", "selective")
+
 #: Names of ``--dtype`` and the short names that specs use.
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -129,6 +132,7 @@ def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Plat
         )
     if config.max_total_tokens is not None and config.kv_cache_memory_bytes is not None:
         raise ConfigError("--max-total-tokens and --kv-cache-memory-bytes both size the KV pool; give one of them")
+    _check_tiers(config)
     longest = text_config(model.config).get("max_position_embeddings")
     max_model_len = config.max_model_len or longest
     if max_model_len is None:
@@ -147,3 +151,16 @@ def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Plat
         disable_overlap_schedule=not defaults.overlap if overlap_off is None else overlap_off,
         max_step_ms=defaults.max_step_ms if config.max_step_ms is None else config.max_step_ms,
     )
+
+
+def _check_tiers(config: EngineConfig) -> None:
+    if config.kvstore_ratio is not None and config.kvstore_size is not None:
+        raise ConfigError("--kvstore-ratio and --kvstore-size both size the host tier; give one of them")
+    if config.kvstore_write_policy not in _WRITE_POLICIES:
+        raise ConfigError(
+            f"--kvstore-write-policy {config.kvstore_write_policy}: choose from {', '.join(_WRITE_POLICIES)}"
+        )
+    for name, low in (("kvstore_ratio", 0), ("kvstore_size", 1), ("kvstore_timeout_ms", 1), ("prefetch_threshold", 1)):
+        value = getattr(config, name)
+        if value is not None and not low <= value < 1 << 62:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be at least {low}")

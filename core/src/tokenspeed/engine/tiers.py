@@ -73,6 +73,8 @@ class Tiers:
         self._scheduler = scheduler
         self._cache = cache
         self._own = own
+        #: good pages of load-backs of plans in flight; ``None`` where that is not known yet
+        self._loading: dict[int, int | None] = {}
 
     def figures(self) -> TierStats:
         """What moved so far."""
@@ -127,6 +129,7 @@ class Tiers:
         """Pass on what has ended; whether there was anything."""
         ended = self._cache.finished()
         if ended:
+            self._loading.update((number, good) for number, good in ended if number in self._loading)
             numbers, pages = zip(*ended, strict=True)
             self._scheduler.cache_done(np.array(numbers, dtype=np.int64), np.array(pages, dtype=np.int32))
         return bool(ended)
@@ -139,18 +142,22 @@ class Tiers:
     def loads(self, plan: ExecutionPlan) -> tuple[Load, ...]:
         """Load-backs that rows of ``plan`` need."""
         rows = plan.load_back_row
-        return tuple(
+        loads = tuple(
             Load(run.number, int(rows[run.begin]), run.pages)
             for run in runs(plan.load_back_op, plan.load_back_group)
             if rows[run.begin] >= 0
         )
+        self._loading.update(dict.fromkeys(load.number for load in loads))
+        return loads
 
     def failed_rows(self, loads: Sequence[Load]) -> list[int]:
         """Rows whose pages did not all come; waits for the copies."""
         if not loads:
             return []
-        good = self._cache.wait([load.number for load in loads])
-        return sorted({load.row for load in loads if good[load.number] < load.pages})
+        good = {load.number: self._loading.pop(load.number) for load in loads}
+        if unknown := [number for number, pages in good.items() if pages is None]:
+            good.update(self._cache.wait(unknown))
+        return sorted({load.row for load in loads if (good[load.number] or 0) < load.pages})
 
     def close(self, next_plan: Callable[[], object]) -> None:
         """Let what is under way reach host and store, within reason, and end.
@@ -171,12 +178,10 @@ def host_pages_of(assembly: Assembly, pool: KVPool) -> list[int]:
     """Host pages of each cache group; empty where there is no host tier.
 
     Raises:
-        ConfigError: both sizes are given, or a store with no host page to load into.
+        ConfigError: no host page can be had where one is asked for, or more than the machine has.
     """
     config = assembly.config
     ratio, size = config.kvstore_ratio, config.kvstore_size
-    if ratio is not None and size is not None:
-        raise ConfigError("--kvstore-ratio and --kvstore-size both size the host tier; give one of them")
     if ratio is None and size is None:
         ratio = 1.0 if config.kvstore is not None else 0.0
     page_bytes = [_page_bytes(pool, group) for group in range(len(pool.groups))]

@@ -35,7 +35,7 @@ attention
 sampling
     ``argmax(logits) -> ids``: logits (R, V), ids (R) int64; lowest index wins; a row with NaN yields -1.
     ``draw(logits, index, temperature, top_k, top_p, min_p, seeds, positions) -> ids``: one token for each of the rows ``index`` (n) int64 of logits (R, V), row
-    stride allowed; temperature > 0, top_p and min_p (n) fp64, the rest (n) int64; ids (n) int64. What is drawn is defined by ``runtime.draw``; a row with
+    stride allowed; temperature > 0, top_p and min_p (n) fp64, the rest (n) int64; ids (n) int64. What is drawn: see ``builtin.kernels.draw``; a row with
     NaN or without a finite maximum yields any id in range.
     ``apply_bitmask(logits, bits, rows)``: logits (R, V), row stride allowed, changed in place: token i of row ``rows[j]`` becomes -inf where bit i % 32 of
     ``bits[j, i // 32]`` is 0; bits (n, ceil(V / 32)) int32; rows (n) int64, distinct.

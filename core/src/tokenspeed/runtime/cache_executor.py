@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 #: Operations of the store that may wait on one thread; more are answered as failed at once: a slow store must not hold the host tier's pages.
 _WAITING = 64
+_POLL_S = 0.0002
 
 
 @dataclass
@@ -119,24 +120,24 @@ class CacheExecutor:
             self.begin(ops)
 
     def begin(self, ops: CacheOps) -> None:
-        """Start everything. Loads come last: they share the way with what they would wait for."""
-        self._copies.write_back(
-            self._moves(
-                "write_back", ops.write_back_op, ops.write_back_group, ops.write_back_device, ops.write_back_host
-            )
-        )
-        for run in runs(ops.lookup_op, ops.lookup_group):
-            self._begin_store("lookup", run, self._look_up, self._keys(ops.lookup_hash, run), None)
-        for run in runs(ops.prefetch_op, ops.prefetch_group):
-            self._begin_store("prefetch", run, self._prefetch, self._keys(ops.prefetch_hash, run), ops.prefetch_host)
-        for run in runs(ops.store_op, ops.store_group):
-            self._begin_store("store", run, self._save, self._keys(ops.store_hash, run), ops.store_host)
+        """Start everything, loads first: the forward waits for them. No page is in two operations of one plan."""
         loads = self._moves(
             "load_back", ops.load_back_op, ops.load_back_group, ops.load_back_device, ops.load_back_host
         )
         if loads:
             self._loading = True
             self._copies.load_back(loads)
+        writes = self._moves(
+            "write_back", ops.write_back_op, ops.write_back_group, ops.write_back_device, ops.write_back_host
+        )
+        if writes:
+            self._copies.write_back(writes)
+        for run in runs(ops.lookup_op, ops.lookup_group):
+            self._begin_store("lookup", run, self._look_up, self._keys(ops.lookup_hash, run), None)
+        for run in runs(ops.prefetch_op, ops.prefetch_group):
+            self._begin_store("prefetch", run, self._prefetch, self._keys(ops.prefetch_hash, run), ops.prefetch_host)
+        for run in runs(ops.store_op, ops.store_group):
+            self._begin_store("store", run, self._save, self._keys(ops.store_hash, run), ops.store_host)
 
     def wait_layer(self, layer: int) -> None:
         """The forward is about to read ``layer``'s pages."""
@@ -152,11 +153,8 @@ class CacheExecutor:
         """(number, leading pages that are good) of operations that have ended since the last call."""
         self._copies.poll()
         found, self._kept = self._kept, []
-        while True:
-            try:
-                found.append(self._ended.get_nowait())
-            except queue.Empty:
-                break
+        while not self._ended.empty():  # this thread alone takes from it
+            found.append(self._ended.get())
         for number, pages in found:
             self._count(number, pages)
         if self._loading and not any(kind == "load_back" for kind, _, _ in self._pages.values()):
@@ -164,17 +162,16 @@ class CacheExecutor:
         return found
 
     def wait(self, numbers: Collection[int]) -> dict[int, int]:
-        """Wait until the copies of these operations have ended: their good pages. They are told of by ``finished`` all the same."""
+        """Wait until these operations, none of which ``finished`` has told of, have ended: their good pages. ``finished`` tells of them all the same."""
         wanted = set(numbers)
-        self._copies.settle()
         while True:
-            try:
-                self._kept.append(self._ended.get_nowait())
-            except queue.Empty:
-                break
-        found = {number: pages for number, pages in self._kept if number in wanted}
-        assert found.keys() == wanted, "the copies have ended, and each one tells of itself"
-        return found
+            self._copies.poll()
+            while not self._ended.empty():
+                self._kept.append(self._ended.get())
+            found = {number: pages for number, pages in self._kept if number in wanted}
+            if found.keys() == wanted:
+                return found
+            time.sleep(_POLL_S)
 
     def close(self) -> None:
         """End the threads. What was not stored is lost; a store that hangs is left behind."""

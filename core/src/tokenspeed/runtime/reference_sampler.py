@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from tokenspeed.builtin.kernels.draw import HEAD
 from tokenspeed.messages.to_engine import SamplingParams
-from tokenspeed.runtime.draw import HEAD
 
 __all__ = ["philox_words", "reference_logits", "reference_sample"]
 

@@ -9,24 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tokenspeed.builtin.kernels.draw import RandomRows
 from tokenspeed.runtime.plan import SlotRequest
 from tokenspeed.runtime.transfer import to_device
 
-__all__ = ["PenaltyRows", "RaggedRows", "RandomRows", "SamplingRows", "SlotSampling"]
+__all__ = ["PenaltyRows", "RaggedRows", "SamplingRows", "SlotSampling"]
 
 Int64 = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomRows:
-    """Rows with a temperature. ``index`` (n) int64 among the sampling rows; the rest (n): fp64, ``top_k`` and ``seeds`` int64."""
-
-    index: torch.Tensor
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    seeds: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ class GenerationRequest:
         streaming: the caller wants every step; otherwise it is woken at the end only.
         hide_stop_token: the text of a stopping token is left out, whatever ``include_stop`` says.
         prefill_only: the one token that the engine draws is discarded (``max_tokens`` 0).
-        grammar: what the tokens are held to.
+        grammar: what the tokens are held to; ``grammar_param`` is the field that asked for it.
         markers: text of tokens whose places in the text are wanted, by id.
     """
 
@@ -48,6 +48,7 @@ class GenerationRequest:
     hide_stop_token: bool = False
     prefill_only: bool = False
     grammar: Grammar | None = None
+    grammar_param: str = ""
     markers: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -196,6 +197,8 @@ class Choice:
         if self.generation.request.prefill_only and item.finish == "stop":
             delta.finish, delta.stop_reason = "length", None
         delta.error, delta.param, delta.status = item.error, item.param, item.status
+        if delta.param == "grammar":  # the engine does not know which field of the request that came from
+            delta.param = self.generation.request.grammar_param
         self.finish = delta.finish
         self.stats = item.stats
 

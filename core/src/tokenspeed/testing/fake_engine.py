@@ -50,6 +50,7 @@ class Reply:
         alternatives: by position, ids shown as top alternatives.
         cached: cached prompt tokens reported.
         error: refuses the request with this text; with ``tokens`` it fails behind them instead. param: the field that the refusal is about.
+            status: the HTTP status that the engine names with it.
     """
 
     tokens: Sequence[int] = ()
@@ -60,6 +61,7 @@ class Reply:
     cached: int = 0
     error: str = ""
     param: str = ""
+    status: int = 0
 
 
 @dataclass
@@ -214,7 +216,9 @@ class FakeEngine:
         cached = reply.cached if run.sent == 0 else -1
         if reply.error and run.sent >= len(reply.tokens):
             stats = self._request_stats(run) if run.sent else None
-            return self._end(run, TokenOutput(rid, [], "error", stats=stats, error=reply.error, param=reply.param))
+            error, param, status = reply.error, reply.param, reply.status
+            last = TokenOutput(rid, [], "error", stats=stats, error=error, param=param, status=status)
+            return self._end(run, last)
         if run.stopped:
             return self._end(run, TokenOutput(rid, [], "stop", stats=self._request_stats(run)))
         limit = min(len(reply.tokens), params.max_new_tokens)

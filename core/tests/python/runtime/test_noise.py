@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenspeed.runtime.noise import gumbel_at, gumbel_row, philox, uniform
+from tokenspeed.builtin.kernels.noise import gumbel_at, gumbel_row, philox, uniform
 from tokenspeed.runtime.reference_sampler import philox_words
 
 # Known answers published with the algorithm (counter, key, output).

@@ -15,6 +15,7 @@ from tokenspeed.interfaces.parsing import TagReasoningParser
 from tokenspeed.messages import Grammar
 from tokenspeed.serving.constraint import CheckedBefore
 from tokenspeed.testing.byte_tokenizer import ByteTokenizer
+from tokenspeed.testing.fake_engine import Reply
 from tokenspeed.testing.server import Running, running
 
 pytestmark = pytest.mark.anyio
@@ -95,6 +96,21 @@ async def test_every_form_reaches_the_engine_as_a_grammar(route: str) -> None:
             assert (grammar.kind, found, grammar.reasoning_end) == (kind, value, ())
         assert (await ask(response_format={"type": "text"})).status_code == 200
         assert server.engine.requests[-1].grammar is None
+
+
+@pytest.mark.parametrize("status", [0, 503])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_the_engine_refuses_is_an_answer_that_names_the_requests_field(
+    status: int, stream: bool
+) -> None:
+    """It takes too long, or the process that compiles died (503): before any header goes out."""
+    reply = Reply(error="the grammar takes longer than 10 s to compile", param="grammar", status=status)
+    async with running(lambda _: reply, grammar_checker=check) as server:
+        for ask in (server.chat, server.complete):
+            response = await ask(structured_outputs={"regex": "a+"}, stream=stream)
+            assert response.status_code == (status or 400)
+            error = response.json()["error"]
+            assert (error["param"], "longer than 10 s" in error["message"]) == ("structured_outputs.regex", True)
 
 
 async def test_the_native_route_has_its_own_names() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tokenspeed.runtime.draw import draw as draw_rows
-from tokenspeed.runtime.slot_sampling import RandomRows
+from tokenspeed.builtin.kernels.draw import RandomRows
+from tokenspeed.builtin.kernels.draw import draw as draw_rows
 
 __all__ = ["apply_bitmask", "argmax", "draw"]
 
@@ -28,7 +28,7 @@ def draw(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Seeded draws from the rows ``index`` (n) of logits (R, V): ``runtime.draw``, which see. Waits for the device where the rows are there."""
+    """Seeded draws from the rows ``index`` (n) of logits (R, V): the module ``draw``, which see. Waits for the device where the rows are there."""
     rows = RandomRows(index=index, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds)
     some = logits if len(index) == len(logits) else logits[index]
     return draw_rows(some.float(), rows, positions)

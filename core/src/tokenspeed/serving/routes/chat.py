@@ -103,6 +103,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         skip_special_tokens=body.skip_special_tokens and not special,
         hide_stop_token=special,
         grammar=grammar,
+        grammar_param=held.param,
         markers={token: text for text, token in markers.items()},
         priority=body.priority,
         salt=(body.cache_salt or "").encode(),

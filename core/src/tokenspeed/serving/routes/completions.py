@@ -116,6 +116,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         params=params,
         n=body.n,
         grammar=grammar if held is not None else None,
+        grammar_param=held.param if held is not None else "",
         stop=() if prefill_only else stops,
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,

@@ -135,6 +135,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         params=msgspec.structs.replace(params, max_new_tokens=room, min_tokens=min(params.min_tokens, room)),
         n=sampling.n,
         grammar=grammar if held is not None else None,
+        grammar_param=held.param if held is not None else "",
         stop=stops,
         include_stop=sampling.include_stop_str_in_output,
         skip_special_tokens=sampling.skip_special_tokens,

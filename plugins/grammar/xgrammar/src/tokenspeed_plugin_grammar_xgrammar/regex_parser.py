@@ -55,12 +55,15 @@ class _Parser:
         self.text, self.path, self.at = text, path, 0
 
     def error(self, what: str) -> GrammarError:
+        """What is wrong, and where."""
         return refuse(self.path, f"{what} at character {self.at} of the regular expression")
 
     def peek(self) -> str:
+        """The next character, empty at the end."""
         return self.text[self.at : self.at + 1]
 
     def alternatives(self, depth: int) -> Node:
+        """Options between bars."""
         if depth > MAX_DEPTH:
             raise self.error(f"groups nested more than {MAX_DEPTH} deep")
         options = [self.sequence(depth)]
@@ -70,12 +73,14 @@ class _Parser:
         return options[0] if len(options) == 1 else Alt(tuple(options))
 
     def sequence(self, depth: int) -> Node:
+        """Parts up to a bar, a closing bracket or the end."""
         parts: list[Node] = []
         while (char := self.peek()) and char not in "|)":
             parts.append(self.quantified(self.atom(char, depth)))
         return parts[0] if len(parts) == 1 else Cat(tuple(parts))
 
     def atom(self, char: str, depth: int) -> Node:
+        """What a quantifier may follow."""
         if char in "*+?":
             raise self.error(f"nothing to repeat before {char}")
         if char == "(":
@@ -92,6 +97,7 @@ class _Parser:
         return Chars(((ord(char), ord(char)),))
 
     def group(self, depth: int) -> Node:
+        """What stands in brackets."""
         self.at += 1
         for opening, name in (
             ("?=", "look-ahead"),
@@ -114,6 +120,7 @@ class _Parser:
         return node
 
     def quantified(self, node: Node) -> Node:
+        """``node`` as often as the quantifier behind it says."""
         char = self.peek()
         bounds: tuple[int, int | None]
         if char and char in "*+?":
@@ -140,6 +147,7 @@ class _Parser:
         return repeated
 
     def escape(self, *, in_class: bool) -> Ranges:
+        """The characters that an escape stands for."""
         char = self.peek()
         if not char:
             raise self.error("a backslash at the end")
@@ -151,6 +159,7 @@ class _Parser:
         return ((code, code),)
 
     def escaped_char(self, char: str, in_class: bool) -> int | None:
+        """The one character of an escape; ``None``: it is none of those that are kept."""
         if found := _HEX.match(self.text, self.at):
             code = int(found[1] or found[2] or found[3], 16)
             if code > 0x10FFFF or 0xD800 <= code < 0xE000:
@@ -169,6 +178,7 @@ class _Parser:
         return ord(char)
 
     def char_class(self) -> Ranges:
+        """The characters of a class."""
         negated = self.peek() == "^"
         self.at += negated
         ranges: list[tuple[int, int]] = []
@@ -189,6 +199,7 @@ class _Parser:
         return charsets.invert(merged) if negated else merged
 
     def class_item(self) -> Ranges:
+        """One character or escape of a class."""
         char = self.peek()
         self.at += 1
         return self.escape(in_class=True) if char == "\\" else ((ord(char), ord(char)),)

@@ -74,9 +74,11 @@ class _Arguments:
         return [part for option in core["anyOf"] for part in self.resolved(option)] if "anyOf" in core else [core]
 
     def whole(self, core: Core) -> Format:
+        """All arguments, by alternatives of the schema."""
         return _one_of([self.object(option) for option in self.resolved(core)])
 
     def object(self, core: Core) -> Format:
+        """The arguments of one object."""
         if core and core.get("type") != "object":
             raise refuse(self.path, "the arguments of a call are an object")
         if "minProperties" in core or "maxProperties" in core:
@@ -105,6 +107,7 @@ class _Arguments:
         return _sequence(elements)
 
     def argument(self, name: Format, core: Core, path: str) -> Format:
+        """One argument, up to its closing tag."""
         texts, others = self.values(core, path)
         style, forms = self.style, []
         for is_text, values in ((True, texts), (False, others)) if style.typed else ((True, texts + others),):
@@ -142,6 +145,7 @@ class _Arguments:
         return texts, others
 
     def text(self, core: Core, taken: str, path: str) -> Format:
+        """A string's characters as they are."""
         if core.keys() == {"type"} and not taken:
             return self.closed({"type": "any_text"})
         if "pattern" in core:
@@ -165,6 +169,7 @@ class _Arguments:
         )
 
     def json(self, core: Core) -> Format:
+        """A value as JSON."""
         schema = {**core, "$defs": self.definitions} if self.definitions else core
         return self.closed(
             {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITE_SPACE}, lines=True

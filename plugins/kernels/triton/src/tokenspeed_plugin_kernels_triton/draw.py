@@ -1,4 +1,4 @@
-"""Random draws on the device, none of which the host waits for. ``tokenspeed.runtime.draw`` is the definition.
+"""Random draws on the device, none of which the host waits for. ``tokenspeed.builtin.kernels.draw`` is the definition.
 
 A first kernel reads each row once, by many programs: the largest logit and the mass of each chunk of 32 tokens. A second one, one program a row, takes the
 chunks whose largest logit is among the ``_SELECT`` largest of all: every token above the smallest of those is in one of these chunks, some thousands of

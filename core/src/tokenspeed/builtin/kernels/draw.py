@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenspeed.runtime.noise import gumbel_at, gumbel_row, uniform
-from tokenspeed.runtime.slot_sampling import RandomRows
+from tokenspeed.builtin.kernels.noise import gumbel_at, gumbel_row, uniform
 
-__all__ = ["HEAD", "draw"]
+__all__ = ["HEAD", "RandomRows", "draw"]
 
 #: Size of the head. Part of the definition of a seeded draw.
 HEAD = 64
@@ -27,6 +26,18 @@ HEAD = 64
 _MORE = 16
 
 _NEVER = float("-inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomRows:
+    """Rows with a temperature. ``index`` (n) int64 among the sampling rows; the rest (n): fp64, ``top_k`` and ``seeds`` int64."""
+
+    index: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seeds: torch.Tensor
 
 
 def draw(logits: torch.Tensor, rows: RandomRows, positions: torch.Tensor) -> torch.Tensor:

