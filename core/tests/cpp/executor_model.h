@@ -235,7 +235,7 @@ class ExecutorModel {
   void CheckLoads(const ExecutionPlan& plan, const Step& step) {
     const auto used = [&](const Row& row, int32_t page) {
       // A decode's context is an upper bound: of the row before it one token is accepted at least, and pages past that went back.
-      const int32_t tokens = row.context + row.query - (row.extend ? 0 : config_.max_row_width - 1);
+      const int32_t tokens = std::max(0, row.context + row.query - (row.extend ? 0 : config_.max_row_width - 1));
       const auto pages = std::min(row.table.size(), static_cast<size_t>((tokens + page_ - 1) / page_));
       return std::find(row.table.begin(), row.table.begin() + static_cast<ptrdiff_t>(pages), page) != row.table.begin() + static_cast<ptrdiff_t>(pages);
     };
