@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -347,21 +348,45 @@ class EventLoop:
 
     def _end_all(self) -> None:
         """The engine ends in good order: what still lives is told so."""
+        try:
+            self._abort_all()
+            self._send(idle=True)
+        finally:
+            self.close()
+
+    def _abort_all(self) -> None:
+        """Leave no request and no plan in flight: what the scheduler plans from here on are cache operations only."""
         for request in list(self._by_id.values()):
-            self._finish(request, FinishReason.ABORT)
-        self._send(idle=True)
-        self.close()
+            self._cut(request.rid, FinishReason.ABORT)
+        while self._flights:
+            flight = self._flights.popleft()
+            self._emit(flight, *self._advance(flight))
 
     def close(self) -> None:
-        """Give back what lives outside this process; the loop cannot be used any more. Pages on their way to host and store get there first, within reason."""
-        self._grammars.close()
+        """Give back what lives outside this process; the loop cannot be used any more. Pages on their way to host and store get there first, within reason.
+
+        Everything is given back, whatever raises; a fault is raised when that is done.
+        """
+        with ExitStack() as ending:  # the last one first
+            ending.callback(self._close_kv_events)
+            ending.callback(self._close_tiers)
+            ending.callback(self._grammars.close)
+            ending.callback(self._abort_all)
+
+    def _close_tiers(self) -> None:
         if self._tiers is not None:
-            self._tiers.close(self._plan)
-            self._tiers = None
-        if self._kv_events is not None:
-            self._kv_events.publish(self._scheduler.drain_kv_events())
-            self._kv_events.close()
-            self._kv_events = None
+            try:
+                self._tiers.close(self._plan)
+            finally:
+                self._tiers = None
+
+    def _close_kv_events(self) -> None:
+        events, self._kv_events = self._kv_events, None
+        if events is not None:
+            try:
+                events.publish(self._scheduler.drain_kv_events())
+            finally:
+                events.close()
 
 
 def _logprobs_by_row(result: StepResult) -> dict[int, list[TokenLogprobs]]:

@@ -68,9 +68,11 @@ class RankCaches:
 
     def close(self) -> None:
         """End rank 0's threads and the socket."""
-        self._own.close()
-        self._socket.close(0)
-        self._context.term()
+        try:
+            self._own.close()
+        finally:
+            self._socket.close(0)
+            self._context.term()
 
     def _collect(self, wait_ms: int) -> None:
         self._take(self._own.finished())

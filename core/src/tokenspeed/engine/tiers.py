@@ -163,15 +163,17 @@ class Tiers:
         """Let what is under way reach host and store, within reason, and end.
 
         Args:
-            next_plan: takes and executes the next plan; new operations stand in it.
+            next_plan: takes and executes the next plan, which has no rows; new operations stand in it.
         """
         end = time.monotonic() + _FAREWELL_S
-        while self.busy and time.monotonic() < end:
-            if self.tell() or self._scheduler.cache_ops_pending:
-                next_plan()
-            else:
-                time.sleep(0.001)
-        self._cache.close()
+        try:
+            while self.busy and time.monotonic() < end:
+                if self.tell() or self._scheduler.cache_ops_pending:
+                    next_plan()
+                else:
+                    time.sleep(0.001)
+        finally:
+            self._cache.close()
 
 
 def host_pages_of(assembly: Assembly, pool: KVPool) -> list[int]:

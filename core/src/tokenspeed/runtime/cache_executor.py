@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -175,13 +176,14 @@ class CacheExecutor:
 
     def close(self) -> None:
         """End the threads. What was not stored is lost; a store that hangs is left behind."""
-        self._copies.settle()
-        self._copies.close()
-        for thread in (self._loads, self._saves):
-            if thread is not None:
-                thread.end(self._timeout_s)
-        if self.store is not None:
-            self.store.close()
+        with ExitStack() as ending:  # the last one first, whatever raises
+            if self.store is not None:
+                ending.callback(self.store.close)
+            for thread in (self._saves, self._loads):
+                if thread is not None:
+                    ending.callback(thread.end, self._timeout_s)
+            ending.callback(self._copies.close)
+            ending.callback(self._copies.settle)
 
     def _done(self, number: int, pages: int) -> None:
         self._ended.put((number, pages))

@@ -330,6 +330,45 @@ def test_what_was_not_stored_yet_is_stored_before_the_engine_ends(tmp_path: Path
     assert executor.store.counters.saved >= 2 * 10
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_engine_ends_in_the_midst_of_requests_at_any_step(overlap: bool) -> None:
+    """Rows in flight, waiting and retracted ones: all are aborted, and every page whose copy to the host began gets to the store."""
+    settings = {"max_num_seqs": 4, "chunked_prefill_size": 32, "disable_overlap_schedule": not overlap, **STORE}
+    config = EngineConfig(model="toy", block_size=PAGE, max_total_tokens=96, max_model_len=96, **settings)
+    assembly = assemble(config, describe_model("toy"), tool_call_parser=None, reasoning_parser=None)
+    for steps in range(1, 15):
+        small = LocalEngine(assembly)
+        own = small._loop._tiers._own  # type: ignore[union-attr]
+        for prompt in PROMPTS:
+            small.add_request(prompt, SamplingParams(max_new_tokens=40, temperature=0.0))
+        for _ in range(steps):
+            small.step()
+        scheduler = small._loop._scheduler
+        small.close()
+        stats = scheduler.stats()
+        assert (stats.running, stats.waiting, stats.cache_ops_in_flight) == (0, 0, 0)
+        assert stats.pages_stored == stats.pages_written_back == own.stats.written_back
+        assert own._copies._thread.is_alive() is False  # type: ignore[attr-defined]
+
+
+def test_what_raises_at_the_end_leaves_no_thread_and_no_socket(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's fault that shows only at the end is raised when the store, the copies and the KV events have been closed."""
+    events_config = '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:*"}'
+    small = engine(**STORE, kv_events_config=events_config, disable_overlap_schedule=False)
+    loop = small._loop
+    own, events = loop._tiers._own, loop._kv_events  # type: ignore[union-attr]
+    small.add_request(PROMPTS[0], GREEDY)
+    while not loop._flights:  # the store is asked first
+        small.step()
+    monkeypatch.setattr(loop, "_advance", lambda flight: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        small.close()
+    assert not own._copies._thread.is_alive()  # type: ignore[attr-defined]
+    assert events is not None
+    assert not events._thread.is_alive()
+    small.close()  # twice is once
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
