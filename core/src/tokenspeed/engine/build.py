@@ -106,7 +106,7 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         )
     plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages)
     backends = _bind_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
-    grammar = load_grammar_parts(assembly, vocab_size=_vocab_size(assembly))
+    grammar = load_grammar_parts(assembly, rank=rank, vocab_size=_vocab_size(assembly))
     executor = _executor(assembly, platform, model, pool, kernels, backends, plan_shape, grammar)
     cache = make_cache(assembly, platform, pool, rank=rank, world_size=world_size)
     if cache is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,18 +26,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarParts:
-    """What one rank follows grammars with; ``reason`` says why there is nothing, empty where no backend was chosen."""
+    """What one rank follows grammars with; ``reason`` says why there is nothing, empty where no backend was chosen. ``rank`` 0 decides which take too long."""
 
     start: WorkerStart | None = None
     store: GrammarStore | None = None
     reason: str = ""
+    rank: int = 0
 
     def for_slots(self, max_slots: int) -> SlotGrammars | None:
         """Matchers by slot."""
         if self.start is None or self.store is None:
             return None
         return SlotGrammars(
-            self.store, max_slots=max_slots, vocab_size=self.start.vocab_size, stop_ids=self.start.stop_token_ids
+            self.store,
+            max_slots=max_slots,
+            vocab_size=self.start.vocab_size,
+            stop_ids=self.start.stop_token_ids,
+            clock=None if self.rank else time.thread_time,
         )
 
     def warm_up(
@@ -50,7 +56,7 @@ class GrammarParts:
         apply_bitmask(torch.zeros((1, self.start.vocab_size), device=device), bits, row)
 
 
-def load_grammar_parts(assembly: Assembly, *, vocab_size: int) -> GrammarParts:
+def load_grammar_parts(assembly: Assembly, *, vocab_size: int, rank: int = 0) -> GrammarParts:
     """The backend of the plan.
 
     Raises:
@@ -83,7 +89,7 @@ def load_grammar_parts(assembly: Assembly, *, vocab_size: int) -> GrammarParts:
         compiled_bytes=limits.compiled_bytes,
         compile_s=limits.compile_s,
     )
-    return GrammarParts(start=start, store=GrammarStore(backend_from(start)))
+    return GrammarParts(start=start, store=GrammarStore(backend_from(start)), rank=rank)
 
 
 def build_grammars(parts: GrammarParts) -> Grammars:

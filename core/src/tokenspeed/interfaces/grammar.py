@@ -119,6 +119,11 @@ class GrammarMatcher(ABC):
 class CompiledGrammar(ABC):
     """A grammar compiled against the vocabulary; immutable and shared by all requests that asked for it."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it takes, by which core bounds how many it keeps; 0 where that is no more than its serialised form."""
+        return 0
+
     @abstractmethod
     def matcher(self) -> GrammarMatcher:
         """A matcher at the grammar's beginning."""

@@ -6,8 +6,10 @@ first, then the tokens of the step before are waited for, so that the host fills
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
@@ -21,6 +23,12 @@ from tokenspeed.runtime.plan import SlotRequest
 
 __all__ = ["Drawn", "GrammarMasks", "GrammarStore", "SlotGrammars"]
 
+#: Seconds of this thread's processor time that a row earns with each token it draws, with each token that is read again, and the most that it saves up.
+#: A mask of an unambiguous grammar takes 0.02 to 0.5 ms; one of an ambiguous grammar grows with every token.
+_EARNED_S = 0.010
+_EARNED_AGAIN_S = 0.001
+_SAVED_S = 0.100
+
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
@@ -33,31 +41,58 @@ class Drawn(Protocol):
 
 
 class GrammarStore:
-    """Grammars ready for use, by key, the least recently used ones given up past ``max_bytes`` of serialised form. Thread safe: grammars are read in
-    another thread than they are used in."""
+    """Grammars ready for use, by key. Thread safe: grammars are read in another thread than they are used in.
 
-    def __init__(self, backend: GrammarBackend, *, max_bytes: int = 64 << 20) -> None:
+    Args:
+        backend: reads them.
+        max_bytes: of memory that they take, as ``CompiledGrammar.nbytes`` tells, at least their serialised length; past it, and past ``max_grammars``, the
+            least recently used ones are given up.
+    """
+
+    def __init__(self, backend: GrammarBackend, *, max_bytes: int = 64 << 20, max_grammars: int = 1024) -> None:
         self._backend = backend
         self._max_bytes = max_bytes
+        self._max_grammars = max_grammars
         self._bytes = 0
         self._entries: OrderedDict[bytes, tuple[CompiledGrammar, int]] = OrderedDict()
+        self._reading: dict[bytes, Future[CompiledGrammar]] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, key: bytes, data: bytes) -> CompiledGrammar:
-        """The grammar of ``key``, read from ``data`` where it is not there; raises what the backend raises for bytes that are none."""
+        """The grammar of ``key``, read from ``data`` where it is not there; raises what the backend raises for bytes that are none.
+
+        Only a call for the same key waits for what another thread reads.
+        """
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return self._entries[key][0]
+            reading = self._reading.get(key)
+            if reading is None:
+                mine = self._reading[key] = Future[CompiledGrammar]()
+        if reading is not None:
+            return reading.result()
+        try:
             compiled = self._backend.deserialize(data)
-            self._entries[key] = compiled, len(data)
-            self._bytes += len(data)
-            while self._bytes > self._max_bytes and len(self._entries) > 1:
-                self._bytes -= self._entries.popitem(last=False)[1][1]
-            return compiled
+        except BaseException as error:
+            with self._lock:
+                del self._reading[key]
+            mine.set_exception(error)
+            raise
+        with self._lock:
+            self._keep(key, compiled, max(compiled.nbytes, len(data)))
+            del self._reading[key]
+        mine.set_result(compiled)
+        return compiled
+
+    def _keep(self, key: bytes, compiled: CompiledGrammar, size: int) -> None:
+        self._entries[key] = compiled, size
+        self._bytes += size
+        while len(self._entries) > 1 and (self._bytes > self._max_bytes or len(self._entries) > self._max_grammars):
+            self._bytes -= self._entries.popitem(last=False)[1][1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +118,19 @@ class _Pending:
 
 
 class _Entry:
-    """A request's state, and what of it is still on the device."""
+    """A request's state, what of it is still on the device, and the time that its grammar may take.
 
-    __slots__ = ("key", "pending", "state")
+    ``clock`` tells seconds of processor time; ``None``: its time is not counted here.
+    """
 
-    def __init__(self, key: bytes, state: GrammarState) -> None:
+    __slots__ = ("_clock", "_saved_s", "key", "pending", "state")
+
+    def __init__(self, key: bytes, state: GrammarState, clock: Callable[[], float] | None) -> None:
         self.key = key
         self.state = state
         self.pending: list[_Pending] = []
+        self._clock = clock
+        self._saved_s = _SAVED_S
 
     def settle(self) -> None:
         """Take what was drawn; waits for the device where it still works on that."""
@@ -99,7 +139,32 @@ class _Entry:
             tokens = one.drawn.wait()[one.row].tolist()
             count = len(tokens) if one.counts is None else int(one.counts.wait()[one.row])
             for token in tokens[:count]:
-                self.state.take(token)
+                self.take(token)
+
+    def take(self, token: int, earned_s: float = _EARNED_S) -> None:
+        """The next token, which earns the row as much time."""
+        began = self._now()
+        self.state.take(token)
+        self._saved_s = min(_SAVED_S, self._saved_s + earned_s)
+        self._spend(began)
+
+    def fill(self, bits: Int32, first: int, drafts: Sequence[int]) -> None:
+        """The row's masks."""
+        began = self._now()
+        _fill(self.state, bits, first, drafts)
+        self._spend(began)
+
+    def _now(self) -> float:
+        return 0.0 if self._clock is None else self._clock()
+
+    def _spend(self, began: float) -> None:
+        """What an ambiguous grammar costs grows with every token, and every other row waits for it."""
+        self._saved_s -= self._now() - began
+        if self._saved_s < 0 and not self.state.fault:
+            self.state.fault = (
+                f"its grammar takes more than {_EARNED_S * 1000:g} ms for each token to follow: it is ambiguous, so that a text can be read in ever "
+                "more ways; write it so that there is one way to read each text (lists as item (item)*, not as list list)"
+            )
 
 
 class SlotGrammars:
@@ -110,10 +175,21 @@ class SlotGrammars:
     Args:
         vocab_size: width of the logits.
         stop_ids: the model's stop tokens.
+        clock: seconds of processor time of the calling thread, by which a request ends whose grammar takes too long to follow. ``None`` on ranks whose
+            results nobody reads: rank 0 alone decides.
     """
 
-    def __init__(self, store: GrammarStore, *, max_slots: int, vocab_size: int, stop_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        store: GrammarStore,
+        *,
+        max_slots: int,
+        vocab_size: int,
+        stop_ids: Sequence[int],
+        clock: Callable[[], float] | None = time.thread_time,
+    ) -> None:
         self._store = store
+        self._clock = clock
         self._words = mask_words(vocab_size)
         self._stop_ids = tuple(stop_ids)
         self._slots: list[_Entry | str | None] = [None] * max_slots
@@ -152,9 +228,10 @@ class SlotGrammars:
             ignored_ids=set(self._stop_ids).difference(params.stop_token_ids) if params.ignore_eos else (),
             min_tokens=params.min_tokens,
         )
+        entry = _Entry(grammar.key, state, self._clock)
         for token in output.tolist():
-            state.take(token)
-        return _Entry(grammar.key, state)
+            entry.take(token, _EARNED_AGAIN_S)
+        return entry
 
     def masks(self, slots: Int32, drafts: Int64 | None = None) -> GrammarMasks:
         """What may follow in each row; waits for the tokens of the step before.
@@ -176,7 +253,7 @@ class SlotGrammars:
                 continue
             try:
                 entry.settle()
-                _fill(entry.state, bits, row * width, () if drafts is None else drafts[row].tolist())
+                entry.fill(bits, row * width, () if drafts is None else drafts[row].tolist())
             except Exception as error:  # a matcher that breaks ends its own request alone
                 entry.state.fault = f"its grammar failed: {type(error).__name__}: {error}"
             if entry.state.fault:

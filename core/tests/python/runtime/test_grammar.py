@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import itertools
 import random
 import re
+import threading
+import time
+import types
 
 import msgspec
 import numpy as np
@@ -197,6 +202,89 @@ def test_compiled_grammars_are_shared_and_kept_within_a_bound():
         store.get(text.encode(), data[text])
     assert len(store) == 60 // len(data["a"])
     assert store.get(b"a", data["a"]) is not first
+
+
+class _Sized:
+    """A backend whose grammars are much larger in memory than in transit; counts what is read."""
+
+    def __init__(self, nbytes: int = 0, wait: threading.Event | None = None) -> None:
+        self.nbytes, self._wait, self.reads = nbytes, wait, 0
+
+    def deserialize(self, data: bytes):
+        self.reads += 1
+        if data == b"slow" and self._wait is not None:
+            assert self._wait.wait(20)
+        if data == b"bad":
+            raise ValueError("no grammar")
+        return types.SimpleNamespace(nbytes=self.nbytes)
+
+
+def test_the_bound_on_kept_grammars_counts_their_memory_and_their_number():
+    store = GrammarStore(_Sized(1 << 20), max_bytes=4 << 20)
+    for key in range(12):
+        store.get(bytes((key,)), b"x")
+    assert len(store) == 4
+    many = GrammarStore(_Sized(), max_grammars=5)
+    for key in range(12):
+        many.get(bytes((key,)), b"x")
+    assert len(many) == 5
+
+
+def test_what_reads_one_grammar_does_not_wait_for_another_and_a_grammar_is_read_once():
+    go = threading.Event()
+    backend = _Sized(wait=go)
+    store = GrammarStore(backend)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        slow = [threads.submit(store.get, b"k", b"slow") for _ in range(2)]
+        while not backend.reads:
+            time.sleep(0.001)
+        store.get(b"other", b"quick")  # before ``go``: behind one lock this would wait for ever
+        go.set()
+        assert slow[0].result(20) is slow[1].result(20)
+    assert backend.reads == 2
+
+
+def test_a_grammar_that_could_not_be_read_is_tried_again():
+    store = GrammarStore(_Sized())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no grammar"):
+            store.get(b"k", b"bad")
+    assert store.get(b"k", b"good") is store.get(b"k", b"good")
+
+
+def test_a_row_whose_grammar_takes_too_long_ends_alone(monkeypatch):
+    """Masks that take longer with every token, as an ambiguous grammar's do; the clock is the test's. A peak is forgiven, and other rows go on."""
+    now = [0.0]
+    machine = SlotGrammars(GrammarStore(BACKEND), max_slots=2, vocab_size=VOCAB, stop_ids=(STOP,), clock=lambda: now[0])
+    machine.load(slot_request(0, "a*", number=0))
+    machine.load(slot_request(1, "b*", number=1))
+    whole, slow, cost = GrammarState.fill, machine._slots[0].state, [0.0]
+
+    def fill(self, mask, row):
+        now[0] += cost[0] if self is slow else 0.0001
+        whole(self, mask, row)
+
+    monkeypatch.setattr(GrammarState, "fill", fill)
+    both = np.array([0, 1], dtype=np.int32)
+    ends = []
+    for cost[0] in [0.0, 0.09, *[0.001] * 20, 0.09, *[0.001] * 20, *[0.02] * 20]:
+        ends.append(machine.masks(both))
+        machine.drawn(both, Now([[ord("a")], [ord("b")]]))
+    at = next(at for at, masks in enumerate(ends) if masks.faults)
+    assert 45 < at < 60
+    assert list(ends[at].faults) == [0]
+    assert "ambiguous" in ends[at].faults[0]
+    assert all(list(masks.faults) == [0] for masks in ends[at:])
+    assert ids_of(ends[-1].bits[1]) == {ord("b"), STOP}
+
+
+def test_time_is_counted_on_rank_0_alone(monkeypatch):
+    """Another rank's own judgement would leave it with other tokens than rank 0."""
+    follower = SlotGrammars(GrammarStore(BACKEND), max_slots=1, vocab_size=VOCAB, stop_ids=(STOP,), clock=None)
+    follower.load(slot_request(0, "a*"))
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
+    assert not follower.masks(np.array([0], dtype=np.int32)).faults
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 7])

@@ -6,10 +6,16 @@ import json
 import time
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenspeed_plugin_grammar_xgrammar.backend import XGrammarBackend
 from tokenspeed_plugin_grammar_xgrammar.checker import check
 
 from tokenspeed.errors import GrammarError
+from tokenspeed.interfaces.grammar import GrammarContext, GrammarRequest
+from tokenspeed.messages import SamplingParams
+from tokenspeed.runtime.grammar import GrammarStore, SlotGrammars
+from tokenspeed.runtime.plan import SlotGrammar, SlotRequest
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -120,3 +126,53 @@ def test_what_is_within_the_bounds_is_taken_quickly(schema: dict[str, Any]) -> N
     begin = time.process_time()
     check("json_schema", json.dumps(schema))
     assert time.process_time() - begin < 1
+
+
+_STOP = 20_257
+_VOCABULARY = [*(bytes((byte,)) for byte in range(256)), *(b"a%d" % i for i in range(20_001)), b""]
+
+
+class _Drawn:
+    """One token that is there."""
+
+    def wait(self) -> np.ndarray:
+        return np.array([[ord("a")]], dtype=np.int64)
+
+
+def backend() -> XGrammarBackend:
+    return XGrammarBackend(GrammarContext(vocabulary=_VOCABULARY, vocab_size=len(_VOCABULARY), stop_token_ids=(_STOP,)))
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ('root ::= s\ns ::= s s | "a"', True),
+        ('root ::= e\ne ::= "a" | e "a" e | e e | "(" e ")"', True),
+        ('root ::= "a" root | "a"', False),
+    ],
+    ids=["pairs", "expression", "unambiguous"],
+)
+def test_an_ambiguous_grammar_ends_its_request_before_a_step_takes_long(text: str, ends: bool) -> None:
+    made = backend()
+    data = made.serialize(made.compile(GrammarRequest(kind="ebnf", value=text)))
+    machine = SlotGrammars(GrammarStore(made), max_slots=1, vocab_size=len(_VOCABULARY), stop_ids=(_STOP,))
+    machine.load(SlotRequest(0, SamplingParams(64), 0, (_STOP,), b"", b"", 1, SlotGrammar(b"k", data)))
+    slot, slowest, faults = np.array([0], dtype=np.int32), 0.0, dict[int, str]()
+    for _ in range(700):
+        begin = time.thread_time()
+        faults = machine.masks(slot).faults
+        slowest = max(slowest, time.thread_time() - begin)
+        if faults:
+            break
+        machine.drawn(slot, _Drawn())
+    assert bool(faults) is ends
+    assert slowest < 0.25
+    if ends:
+        assert "ambiguous" in faults[0]
+
+
+def test_what_a_grammar_says_of_its_memory_is_more_than_what_it_takes_on_the_way() -> None:
+    made = backend()
+    compiled = made.compile(GrammarRequest(kind="json_schema", value='{"type": "object", "properties": {"a": {}}}'))
+    data = made.serialize(compiled)
+    assert made.deserialize(data).nbytes > 20 * len(data)

@@ -41,6 +41,8 @@ __all__ = ["XGrammarBackend"]
 Source = tuple[str, str]
 #: Seconds of compiling up to which doing it again is the quickest way to pass a grammar on.
 _QUICK_S = 0.25
+#: Memory of one id in a set of ids and in ``head``.
+_FORBIDDEN_BYTES = 128
 
 Mask = npt.NDArray[np.int32]
 
@@ -180,6 +182,11 @@ class XGrammarCompiled(CompiledGrammar):
             bits = np.ones(32 * mask_words(vocab_size), dtype=np.uint8)
             bits[sorted(forbidden)] = 0
             self._allowed = np.packbits(bits, bitorder="little").view(np.int32)
+
+    @property
+    def nbytes(self) -> int:
+        row = 0 if self._allowed is None else self._allowed.nbytes
+        return int(self.grammar.memory_size_bytes) + row + _FORBIDDEN_BYTES * len(self.forbidden)
 
     def matcher(self) -> XGrammarMatcher:
         return XGrammarMatcher(self.grammar, self.forbidden, self._allowed)
