@@ -19,7 +19,6 @@ class _Frames:
     lock: threading.Lock = field(default_factory=threading.Lock)
     frames: OrderedDict[tuple[str, bytes], bytes] = field(default_factory=OrderedDict)
     bytes: int = 0
-    evicted: int = 0
 
 
 class MemoryStore(KVStore):
@@ -28,11 +27,12 @@ class MemoryStore(KVStore):
     def __init__(self, ctx: KVStoreContext) -> None:
         super().__init__(ctx)
         self._cap = int(ctx.options.get("memory_store_mb", 1024)) << 20
+        self._evicted = 0
         self._kept: _Frames = ctx.shared.setdefault("memory store", _Frames())
 
     @property
     def counters(self) -> dict[str, int]:
-        return {"evicted": self._kept.evicted}
+        return {"evicted": self._evicted}
 
     def exists(self, namespace: KVNamespace, keys: Sequence[bytes], timeout_s: float) -> list[bool]:  # noqa: ARG002
         with self._kept.lock:
@@ -83,5 +83,5 @@ class MemoryStore(KVStore):
             kept.frames[place] = data
             while kept.bytes > self._cap:
                 kept.bytes -= len(kept.frames.popitem(last=False)[1])
-                kept.evicted += 1
+                self._evicted += 1
         return True

@@ -100,7 +100,10 @@ class KVStore(ABC):
 
     @property
     def counters(self) -> dict[str, int]:
-        """What only the store knows, by name (``evicted``, ``reconnects``, ...); cumulative. Core counts hits, bytes, failures and time."""
+        """What only the store knows, by name (``evicted``, ``reconnects``, ...); cumulative. Core counts hits, bytes, failures and time.
+
+        Counts are of this object alone: core adds up those of all objects. Read after each call, on its thread.
+        """
         return {}
 
     @abstractmethod

@@ -173,9 +173,8 @@ class StoreGuard:
             frames = self._slices(turn.staging, space, len(new))
             for frame, index in zip(frames, new, strict=True):
                 seal(frame, space, keys[index], pages[index])
-            if (
-                not turn.wanted
-            ):  # the pages may have been given to others while they were read, and the seal would vouch for them
+            # The pages may have been given to others while they were read, and the seal would vouch for them.
+            if not turn.wanted:
                 return []
             return turn.store.put(space, [keys[index] for index in new], frames, timeout_s)
 

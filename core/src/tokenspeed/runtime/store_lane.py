@@ -88,18 +88,15 @@ class _Worker:
         self._make = make
         self._staging_bytes = staging_bytes
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self.store: KVStore | None = None
+        self._store: KVStore | None = None
+        #: what the store counted by the end of its last call; replaced, never changed
+        self.counters: dict[str, int] = {}
         # A daemon: one that hangs in its store must not keep the process from ending.
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
     def post(self, call: _Call) -> None:
         self._calls.put(call)
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """The store's own."""
-        return self.store.counters if self.store is not None else {}
 
     def end(self) -> None:
         """Close the store and end the thread, once what it does now has ended."""
@@ -109,17 +106,27 @@ class _Worker:
         staging = aligned_memory(self._staging_bytes)
         while (call := self._calls.get()) is not None:
             try:
-                if self.store is None:
-                    self.store = self._make(staging)
-                call.result = call.run(Turn(self.store, staging, call))
+                if self._store is None:
+                    self._store = self._make(staging)
+                call.result = call.run(Turn(self._store, staging, call))
             except BaseException as error:  # a plugin may raise anything
                 call.error = error
+            self._read_counters()
             call.done.set()
-        if self.store is not None:
+        if self._store is not None:
             try:
-                self.store.close()
+                self._store.close()
             except Exception as error:
                 _log.warning("Closing a KV store failed: %s: %s", type(error).__name__, error)
+
+    def _read_counters(self) -> None:
+        """On this thread, within the call's deadline: reading is a plugin's code too, and figures must not wait for it."""
+        if self._store is None:
+            return
+        try:
+            self.counters = {str(name): int(count) for name, count in self._store.counters.items()}
+        except Exception as error:
+            _log.debug("Reading a KV store's counters failed: %s: %s", type(error).__name__, error)
 
 
 class StoreLane:
@@ -149,6 +156,7 @@ class StoreLane:
         self._patience_s = patience_s
         self._worker: _Worker | None = None
         self._past: Counter[str] = Counter()
+        self._parting = threading.Lock()  # a worker's counters are in ``_past`` from when it is ``_worker`` no more
         self._hanging: list[_Worker] = []
         self._down = False
         self._pause_s = _FIRST_PAUSE_S
@@ -162,8 +170,9 @@ class StoreLane:
 
     @property
     def counters(self) -> dict[str, int]:
-        """The stores' own, of all objects so far."""
-        return dict(self._past + Counter(self._worker.counters if self._worker is not None else {}))
+        """The stores' own, of all objects so far, as they were at the end of the last call. Never calls a store."""
+        with self._parting:
+            return dict(self._past + Counter(self._worker.counters if self._worker is not None else {}))
 
     def open(self) -> None:
         """Make the store and see whether it answers.
@@ -223,10 +232,12 @@ class StoreLane:
 
     def _part(self) -> _Worker | None:
         """Part with the worker, which closes its store when it can: an object that has failed is not trusted with the next call."""
-        worker, self._worker = self._worker, None
+        with self._parting:
+            worker, self._worker = self._worker, None
+            if worker is not None:
+                self._past.update(worker.counters)
         if worker is not None:
             worker.end()
-            self._past.update(worker.counters)
         return worker
 
     def _fall(self, reason: str) -> None:

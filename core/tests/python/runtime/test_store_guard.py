@@ -31,6 +31,11 @@ class Scripted(MemoryStore):
 
     script: dict[str, Any]
 
+    @property
+    def counters(self) -> dict[str, int]:
+        self.script.get("counters", lambda: None)()
+        return super().counters
+
     def exists(self, namespace: KVNamespace, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
         self.script.get("exists", lambda: None)()
         return super().exists(namespace, keys, timeout_s)
@@ -268,6 +273,64 @@ def test_a_wrong_answer_is_a_miss(bench: Bench) -> None:
 
     guard = StoreGuard(make, [SPACE], timeout_s=TIMEOUT_S)
     assert guard.count(0, KEYS[:2], time.monotonic() + 5) == 0
+    guard.close()
+
+
+def test_counters_are_read_on_the_stores_thread_and_what_they_raise_costs_nothing(bench: Bench) -> None:
+    readers: list[threading.Thread] = []
+    bench.script["counters"] = lambda: readers.append(threading.current_thread())
+    assert bench.save(2) == 2
+    assert bench.guard.lanes[1].counters == {}  # no count yet is no entry
+    assert {thread.name for thread in readers} == {"kvstore saves"}
+    bench.script["counters"] = raising(RuntimeError("counters"))
+    assert bench.save(4) == 4
+    assert bench.load(4)[0] == 4
+    assert all(lane.up and lane.counters == {} for lane in bench.guard.lanes)
+
+
+def test_counters_can_be_read_while_the_worker_is_given_up(bench: Bench) -> None:
+    """Another thread reads figures all the while; the counts of objects that failed stay."""
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                for lane in bench.guard.lanes:
+                    _ = lane.counters
+        except BaseException as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    lane = bench.guard.lanes[1]
+    for _ in range(200):
+        lane._post(lambda turn: None).done.wait(5)
+        lane._part()
+    stop.set()
+    reader.join()
+    assert errors == []
+
+
+def test_an_eviction_is_counted_once(bench: Bench) -> None:
+    """Objects share their frames, and each one counts what it evicted itself, also where another one takes its place."""
+    proper = bench.make
+
+    def small(staging: npt.NDArray[np.uint8]) -> KVStore:
+        store = proper(staging)
+        assert isinstance(store, MemoryStore)
+        store._cap = 3 * frame_bytes(SPACE.page_bytes)
+        return store
+
+    guard = StoreGuard(small, [SPACE], timeout_s=TIMEOUT_S, patience_s=TIMEOUT_S)
+    guard.open()
+    assert guard.save(0, KEYS[:5], pages(5), time.monotonic() + 5) == 5  # two of them are gone again
+    assert guard.count(0, KEYS[:5], time.monotonic() + 5) == 0
+    for lane in guard.lanes:
+        lane._part()
+    assert sum(lane.counters.get("evicted", 0) for lane in guard.lanes) == 2
+    guard.open()
+    assert sum(lane.counters.get("evicted", 0) for lane in guard.lanes) == 2
     guard.close()
 
 
