@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,12 +23,10 @@ from tokenspeed.runtime.cache_ops import runs
 from tokenspeed.runtime.host_pool import HostPool, host_pages
 from tokenspeed.runtime.kv_pool import KVPool
 from tokenspeed.runtime.store_guard import StoreGuard
-from tokenspeed.weights.describe import ModelDescription
+from tokenspeed.weights.fingerprint import fingerprint
 
-__all__ = ["CacheSource", "Load", "Tiers", "fingerprint", "host_pages_of", "make_cache"]
+__all__ = ["CacheSource", "Load", "Tiers", "host_pages_of", "make_cache"]
 
-#: How much of each end of a weight file says which file it is. Headers stand in front; a fine-tune changes every tensor.
-_SAMPLE = 1 << 20
 #: What the end of an engine waits for pages on their way to the host and the store.
 _FAREWELL_S = 5.0
 
@@ -232,20 +227,6 @@ def make_cache(
     cache = CacheExecutor(host, device=device, store=store, timeout_s=timeout_s)
     pool.use_transfers(cache.wait_layer)
     return cache
-
-
-def fingerprint(model: ModelDescription) -> str:
-    """What the checkpoint is, wherever it lies: a digest of its configuration and of the ends of its files."""
-    digest = hashlib.sha256(json.dumps(model.config, sort_keys=True, default=str).encode())
-    digest.update(model.format.encode())
-    for name in model.weight_files:
-        with Path(name).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            digest.update(size.to_bytes(8, "little"))
-            for start in (0, max(size // 2, 0), max(size - _SAMPLE, 0)):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()[:32]
 
 
 def _namespaces(assembly: Assembly, pool: KVPool, host: HostPool, rank: int, world_size: int) -> list[KVNamespace]:

@@ -19,7 +19,6 @@ from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.local import LocalEngine
 from tokenspeed.engine.rank_caches import Answers, RankCaches
 from tokenspeed.engine.ranks import pack_plan, unpack_plan
-from tokenspeed.engine.tiers import fingerprint
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import Frame, KVNamespace
 from tokenspeed.messages import SamplingParams, TierStats, TokenOutput
@@ -386,20 +385,6 @@ def test_what_raises_at_the_end_leaves_no_thread_and_no_socket(engine: Make, mon
 def test_settings_that_cannot_work_are_refused(engine: Make, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine(**settings)
-
-
-def test_the_fingerprint_is_of_the_weights_and_not_of_their_place(tmp_path: Path) -> None:
-    """Two paths to one checkpoint share pages; a fine-tune of equal size does not."""
-    import dataclasses
-
-    toy = describe_model("toy")
-    prints = []
-    for name, tail in (("a", b"x"), ("b", b"x"), ("c", b"y")):
-        path = tmp_path / name
-        path.write_bytes(b"header" * 1000 + tail * 5000)
-        prints.append(fingerprint(dataclasses.replace(toy, weight_files=(str(path),))))
-    assert prints[0] == prints[1] != prints[2]
-    assert fingerprint(dataclasses.replace(toy, config={**toy.config, "rope_theta": 1.0})) != fingerprint(toy)
 
 
 # ---- several ranks
