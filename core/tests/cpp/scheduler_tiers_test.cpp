@@ -441,7 +441,7 @@ TEST(Sessions, AreWrittenToTheHostWhateverThePolicyAndBroughtUpOnRequest) {
   h.Drain();
   EXPECT_EQ(Cached(h, 3), 4 * loaded);
   EXPECT_EQ(h.scheduler.InfoOf(3)->host_tokens, 0) << "it found them on the device";
-  EXPECT_EQ(h.scheduler.PrefetchSession(8, h.now), 0);
+  EXPECT_EQ(h.scheduler.PrefetchSession(8, h.now), -1);
 }
 
 TEST(Sessions, AStopFromOutsideIsAGoodEndAndAnAbortIsNot) {

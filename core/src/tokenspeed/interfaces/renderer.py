@@ -32,6 +32,9 @@ class Renderer(ABC):
     #: Names of ``chat_template_kwargs`` that mean something; others are refused. ``None``: any, as templates read what they like.
     kwargs: frozenset[str] | None = None
 
+    #: Whether tools appear in the prompt; a template may not know of them.
+    reads_tools: bool = True
+
     def knows(self, name: str) -> bool:
         """Whether a keyword argument of this name changes the prompt, as far as can be told."""
         return self.kwargs is None or name in self.kwargs

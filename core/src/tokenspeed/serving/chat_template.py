@@ -82,6 +82,7 @@ class ChatTemplate(Renderer):
             environment = _environment()
             self._read = meta.find_undeclared_variables(environment.parse(source))
             self._template = environment.from_string(source)
+            self.reads_tools = "tools" in self._read
         except jinja2.TemplateError as error:
             raise ModelError(
                 f"the model's chat template does not compile: {error}; give a working one with --chat-template"

@@ -27,11 +27,13 @@ class ChoiceText:
     Args:
         parser: the choice's parsers, or ``None``: all text is content.
         parallel: whether more than one call may be told; later ones are dropped whole.
+        calls_only: a grammar lets nothing but calls through: what is held back at the end is a piece of their markup.
     """
 
-    def __init__(self, parser: ChoiceParser | None, *, parallel: bool = True) -> None:
+    def __init__(self, parser: ChoiceParser | None, *, parallel: bool = True, calls_only: bool = False) -> None:
         self._parser = parser
         self._parallel = parallel
+        self._calls_only = calls_only
         self._heads: list[dict[str, Any]] = []
         self._arguments: list[list[str]] = []
         self._reasoning: list[str] = []
@@ -62,7 +64,8 @@ class ChoiceText:
         if not last:
             return told
         rest = self._take(self._parser.finish())
-        return Told(told.content + rest.content, told.reasoning + rest.reasoning, [*told.calls, *rest.calls])
+        content = told.content if self._calls_only else told.content + rest.content
+        return Told(content, told.reasoning + rest.reasoning, [*told.calls, *rest.calls])
 
     def _take(self, delta: ParserDelta) -> Told:
         calls = []

@@ -10,6 +10,7 @@ import pytest
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.renderer import Renderer, RendererContext
 from tokenspeed.model_tokenizer import make_tokenizer, renderer_asked
+from tokenspeed.serving.chat_template import ChatTemplate
 from tokenspeed.testing.byte_tokenizer import ByteTokenizer
 from tokenspeed.testing.server import running
 
@@ -53,3 +54,9 @@ async def test_reasoning_effort_reaches_a_template_that_reads_it() -> None:
         both = {"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}}
         answer = await server.http.post("/v1/chat/completions", json={"messages": messages, **both})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
+
+
+def test_a_template_tells_whether_it_reads_tools() -> None:
+    assert ChatTemplate("{% for tool in tools %}{{ tool.function.name }}{% endfor %}", {}).reads_tools
+    assert not ChatTemplate("{{ messages[0].content }}", {}).reads_tools
+    assert Shout(RendererContext()).reads_tools

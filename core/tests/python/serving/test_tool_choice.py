@@ -296,3 +296,18 @@ async def test_stop_tokens_stay_out_of_parsers_that_see_special_tokens() -> None
     async with running("plain", tokenizer=tokenizer, tool_parser=KimiK2ToolParser) as server:
         (answer,) = (await server.chat(tools=TOOLS, include_stop_str_in_output=True)).json()["choices"]
     assert answer["message"]["content"] == "plain"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("end", [0, 2, 5, len("\n</tool_call>") - 1])
+async def test_a_cut_closing_marker_of_a_forced_call_is_no_text(end: int, stream: bool) -> None:
+    text = CALL[: len(CALL) - len("\n</tool_call>") + end]
+    async with running(
+        text_reply(text, finish="length"), tool_parser=HermesToolParser, grammar_checker=check
+    ) as server:
+        body = {"messages": [{"role": "user", "content": "q"}], "tools": TOOLS, "tool_choice": NAMED, "stream": stream}
+        answer = await server.http.post("/v1/chat/completions", json=body)
+        if stream:
+            assert streamed_text(events(answer.text)) == ""
+        else:
+            assert not answer.json()["choices"][0]["message"].get("content")

@@ -92,7 +92,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     about = parser_context(
         tools if choice.active else [], prompt, context.llm.tokenizer.special_tokens, messages, held=calls
     )
-    texts = [_choice_text(context, about, body, parser if choice.active else None) for _ in range(body.n)]
+    texts = [_choice_text(context, about, body, parser if choice.active else None, choice.required) for _ in range(body.n)]
     special = any(text.needs_special_tokens for text in texts) or _special_markers(context, held)
     request = GenerationRequest(
         prompts=[tokens],
@@ -193,10 +193,10 @@ def _grammar(
 
 
 def _choice_text(
-    context: ServerContext, about: ParserContext, body: ChatRequest, parser: type[ToolParser] | None
+    context: ServerContext, about: ParserContext, body: ChatRequest, parser: type[ToolParser] | None, forced: bool
 ) -> ChoiceText:
     """The parsers of one choice. Where no calls are looked for, a parser that reads both leaves the reasoning to the family's other one."""
     if parser is None and context.reasoning_parser is None:
         return ChoiceText(None)
     made = ChoiceParser(context.reasoning_parser, parser, about)
-    return ChoiceText(made, parallel=body.parallel_tool_calls)
+    return ChoiceText(made, parallel=body.parallel_tool_calls, calls_only=forced and parser is not None)
