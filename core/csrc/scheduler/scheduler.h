@@ -76,7 +76,7 @@ class Scheduler {
   int32_t FlushCache();
 
   // Brings the last turn of a session back to the device before its next turn comes: pages that the next plan begins to load; 0 where
-  // the session is not known or nothing of it is missing.
+  // nothing of it is missing or can be had, -1 where the session is not known.
   int32_t PrefetchSession(int64_t session, int64_t now_us);
   // Keeps its prefix no longer than others. False where it is not known.
   bool ReleaseSession(int64_t session);

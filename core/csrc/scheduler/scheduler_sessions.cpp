@@ -59,7 +59,8 @@ std::pair<PrefixTree::Position, int32_t> Scheduler::ReachOf(const Session& sessi
 int32_t Scheduler::PrefetchSession(int64_t session, int64_t now_us) {
   now_us_ = std::max(now_us_, now_us);
   const auto found = sessions_.find(session);
-  if (!host_.on() || found == sessions_.end()) return 0;
+  if (found == sessions_.end()) return -1;
+  if (!host_.on()) return 0;
   const auto [position, reach] = ReachOf(found->second);
   if (reach > position.depth()) pending_sessions_.push_back(session);
   return reach - position.depth();

@@ -600,7 +600,7 @@ class Scheduler:
         where it failed, the row's outcome is RELOAD.
         """
     def prefetch_session(self, session: int, now_us: int) -> int:
-        """Pages of the session's last turn that the next plan begins to load back; 0 where nothing of it is missing, or it is not known."""
+        """Pages of the session's last turn that the next plan begins to load back; 0 where nothing of it is missing or can be had, -1 where it is not known."""
     def release_session(self, session: int) -> bool:
         """Its prefix is kept no longer than others. False where it is not known."""
     def drain_kv_events(self) -> KvEvents:

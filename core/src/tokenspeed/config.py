@@ -47,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kvstore_write_policy: when pages are copied to the host tier: ``write-through``, ``write-on-evict`` or ``selective`` (at their second use).
         kvstore_timeout_ms: the longest that one operation of the store may take.
         prefetch_threshold: tokens that the store must add to a hit to be asked for them.
+        session_retain_percent: share of the device's KV pool that sessions may keep above others between their turns.
         kv_events_config: the JSON text of ``--kv-events-config``, or ``None`` for no KV events.
         kernel_overrides: ``family.mode`` to solution.
         kernel_times: file of ``tokenspeed kernels bench --save``, or ``None`` for no measured choice of kernels.
@@ -84,6 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kvstore_write_policy: str = "write-through"
     kvstore_timeout_ms: float = 500.0
     prefetch_threshold: int = 256
+    session_retain_percent: int = 50
     kv_events_config: str | None = None
     kernel_overrides: dict[str, str] = {}
     kernel_times: str | None = None

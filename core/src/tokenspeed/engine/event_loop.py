@@ -31,6 +31,7 @@ from tokenspeed.engine.outputs import (
 from tokenspeed.engine.rate_limit import RateLimitedLog
 from tokenspeed.engine.requests import Admission, LiveRequest
 from tokenspeed.engine.scheduling import REFUSED_PARAMS, request_spec
+from tokenspeed.engine.sessions import SESSION_METHODS, SessionAsks
 from tokenspeed.engine.tiers import Load, Tiers
 from tokenspeed.errors import RequestError
 from tokenspeed.messages import (
@@ -126,6 +127,7 @@ class EventLoop:
         self._by_rid: dict[int, LiveRequest] = {}
         self._outbox: list[TokenOutput] = []
         self._unknown = RateLimitedLog(_log)
+        self._sessions = SessionAsks(scheduler)
 
     def run(self) -> None:
         """Serve until a control request ends it. An exception of a step is not caught here: it ends the engine."""
@@ -162,6 +164,8 @@ class EventLoop:
         for _ in range(ready):
             flight = self._flights.popleft()
             self._emit(flight, *self._advance(flight))
+        if self._sessions:
+            self._answer_sessions()
         self._send(idle=plan is None and not ready)
         if self._kv_events is not None:
             self._kv_events.publish(self._scheduler.drain_kv_events())
@@ -337,7 +341,15 @@ class EventLoop:
             self._gauges.ended(reason)
 
     def _answer(self, message: ControlRequest) -> None:
-        self._channel.send(self._control.answer(message))
+        if message.method in SESSION_METHODS:
+            self._sessions.add(message)
+        else:
+            self._channel.send(self._control.answer(message))
+
+    def _answer_sessions(self) -> None:
+        for reply in self._sessions.answers(self._clock()):
+            self._channel.send(reply)
+            self._gauges.changed()
 
     def _send(self, *, idle: bool) -> None:
         """Everything since the last message, in one; figures with it when they are due."""

@@ -76,4 +76,6 @@ class Gauges:
             grammar_hits=grammars.hits,
             grammar_failures=grammars.failures,
             tiers=None if self._tiers is None else self._tiers.figures(),
+            sessions=stats.sessions,
+            retained_pages=stats.retained_pages,
         )

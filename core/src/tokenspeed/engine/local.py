@@ -58,11 +58,15 @@ class LocalEngine:
         priority: int = 0,
         salt: bytes = b"",
         grammar: Grammar | None = None,
+        session: int = -1,
+        retain_us: int = 0,
     ) -> int:
         """Queue a prompt; the number that its outputs carry. A prompt that cannot run ends with an error output."""
         rid = next(self._rids)
         packed = np.asarray(tokens, dtype="<i4").tobytes()
-        self._channel.to_engine.append(GenerateRequest(rid, packed, params, 0.0, priority, salt, grammar))
+        self._channel.to_engine.append(
+            GenerateRequest(rid, packed, params, 0.0, priority, salt, grammar, session, retain_us)
+        )
         return rid
 
     def abort(self, rid: int) -> None:
@@ -73,12 +77,13 @@ class LocalEngine:
         """End a request in good order: a stop string matched."""
         self._channel.to_engine.append(StopRequest(rid))
 
-    def control(self, method: str) -> ControlReply:
-        """Carry out a control operation now; outputs told meanwhile stay for the next ``step``."""
-        self._channel.to_engine.append(ControlRequest(0, method))
+    def control(self, method: str, session: int = -1) -> ControlReply:
+        """Carry out a control operation now; outputs told meanwhile stay for the next ``step``. What concerns a session takes the steps in flight first."""
+        self._channel.to_engine.append(ControlRequest(0, method, session))
         while self._channel.to_engine:  # a receive takes a bounded number; what stands before the question comes first
             self._loop.take(self._channel.receive(0))
-        reply = next(m for m in self._channel.from_engine if isinstance(m, ControlReply))
+        while (reply := next((m for m in self._channel.from_engine if isinstance(m, ControlReply)), None)) is None:
+            self._loop.step()
         self._channel.from_engine.remove(reply)
         return reply
 

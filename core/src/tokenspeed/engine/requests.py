@@ -46,6 +46,8 @@ class LiveRequest:
     arrival_us: int
     priority: int = 0
     salt: bytes = b""
+    session: int = -1
+    retain_us: int = 0
     output: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = -1
@@ -153,6 +155,7 @@ class Admission:
         for name in _INTEGERS:
             _check_range(name, getattr(params, name))
         _check_range("priority", message.priority)
+        _check_session(message.session, message.retain_us)
         if params.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {params.max_new_tokens}; it must be at least 1", param="max_tokens")
         if message.grammar is not None and message.grammar.reasoning_end:
@@ -173,6 +176,8 @@ class Admission:
             arrival_us=_arrival_us(message.arrival_s, now_us),
             priority=message.priority,
             salt=message.salt,
+            session=message.session,
+            retain_us=message.retain_us,
             prompt_logprobs=[None] * len(ids) if params.prompt_logprobs >= 0 else None,
         )
 
@@ -192,6 +197,14 @@ def _arrival_us(arrival_s: float, now_us: int) -> int:
 def _check_range(name: str, value: int) -> None:
     if not -_LIMIT <= value < _LIMIT:
         raise RequestError(f"{name} is {value}; it must be between {-_LIMIT} and {_LIMIT - 1}", param=name)
+
+
+def _check_session(session: int, retain_us: int) -> None:
+    """The scheduler judges what both say; here they only have to be numbers of 64 bits."""
+    if not -1 <= session < 1 << 63:
+        raise RequestError(f"session is {session}; it must be -1 or a number of 63 bits", param="session_id")
+    if not 0 <= retain_us < 1 << 62:
+        raise RequestError(f"retain_us is {retain_us}; it must not be negative or absurd", param="retain_s")
 
 
 def _signed(seed: int) -> int:

@@ -19,6 +19,7 @@ REFUSED_PARAMS = {
     int(SubmitRefusal.TOO_LONG): "prompt",
     int(SubmitRefusal.NEVER_FITS): "prompt",
     int(SubmitRefusal.BAD_PRIORITY): "priority",
+    int(SubmitRefusal.BAD_RETAIN): "retain_s",
 }
 
 #: ``--kvstore-write-policy`` as the scheduler calls it.
@@ -52,6 +53,7 @@ def scheduler_config(
         # A look-up and a load, each with its deadline.
         prefetch_timeout_us=int(config.kvstore_timeout_ms * 2000),
         kv_events=kv_events_of(config) is not None,
+        retain_percent=config.session_retain_percent,
     )
 
 
@@ -64,6 +66,8 @@ def request_spec(request: LiveRequest) -> RequestSpec:
         salt=request.salt,
         priority=request.priority,
         max_reuse_tokens=0 if request.prompt_logprobs is not None else -1,
+        session=request.session,
+        retain_us=request.retain_us,
     )
 
 

@@ -164,3 +164,5 @@ def _check_tiers(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and not low <= value < 1 << 62:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be at least {low}")
+    if not 0 <= config.session_retain_percent <= 100:
+        raise ConfigError(f"--session-retain-percent {config.session_retain_percent}: it must lie in 0..100")

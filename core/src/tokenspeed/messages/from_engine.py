@@ -149,6 +149,8 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     grammar_hits: int = 0
     grammar_failures: int = 0
     tiers: TierStats | None = None
+    sessions: int = 0
+    retained_pages: int = 0
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):

@@ -74,6 +74,7 @@ class GenerateRequest(msgspec.Struct, tag="generate", array_like=True, frozen=Tr
         arrival_s: when the server took it, in seconds of ``time.monotonic`` (one clock for all processes of a host): its times count from there. 0 is
             unknown: they count from when the engine takes it.
         grammar: constrains the tokens; the request waits in the engine until it is compiled.
+        session: number of the session that it is a turn of; -1 is none. Its pages are kept above others for ``retain_us`` after a good end.
     """
 
     rid: int
@@ -83,6 +84,8 @@ class GenerateRequest(msgspec.Struct, tag="generate", array_like=True, frozen=Tr
     priority: int = 0
     salt: bytes = b""
     grammar: Grammar | None = None
+    session: int = -1
+    retain_us: int = 0
 
 
 class AbortRequest(msgspec.Struct, tag="abort", array_like=True, frozen=True):
@@ -98,10 +101,13 @@ class StopRequest(msgspec.Struct, tag="stop", array_like=True, frozen=True):
 
 
 class ControlRequest(msgspec.Struct, tag="control", array_like=True, frozen=True):
-    """An operation on the engine as a whole: ``flush_cache``, ``info``, ``stats``, ``shutdown`` (ends the engine in good order)."""
+    """An operation on the engine as a whole: ``flush_cache``, ``info``, ``stats``, ``shutdown`` (ends the engine in good order); or on ``session``:
+    ``prefetch_session``, ``release_session``.
+    """
 
     id: int
     method: str
+    session: int = -1
 
 
 ToEngine = GenerateRequest | AbortRequest | StopRequest | ControlRequest

@@ -25,6 +25,7 @@ from tokenspeed.serving.routes import (
     metrics,
     models,
     openapi,
+    sessions,
     tokens,
     version,
 )
@@ -44,6 +45,8 @@ def build_app(context: ServerContext) -> ASGIApp:
             models.list_models,
             models.show_model,
             generate.generate,
+            sessions.prefetch_session,
+            sessions.release_session,
             tokens.tokenize,
             tokens.detokenize,
             health.health,

@@ -18,6 +18,7 @@ from tokenspeed.messages import AbortRequest, EngineInfo, GenerateRequest, Outpu
 from tokenspeed.serving.engine_client import EngineClient
 from tokenspeed.serving.generation import Choice, Generation, GenerationRequest
 from tokenspeed.serving.metrics import ServerMetrics
+from tokenspeed.serving.protocol.sessions import Session
 from tokenspeed.serving.tokenizer import NoTokenizer, Tokenizer, pack_tokens
 
 __all__ = ["AsyncLLM"]
@@ -153,7 +154,9 @@ class AsyncLLM:
                 if i and params.seed is not None:  # different choices, yet the same set each time
                     params = msgspec.structs.replace(params, seed=(params.seed + i) & 0x7FFF_FFFF_FFFF_FFFF)
                 sends.append(
-                    GenerateRequest(rid, tokens, params, arrival, request.priority, request.salt, request.grammar)
+                    GenerateRequest(
+                        rid, tokens, params, arrival, request.priority, request.salt, request.grammar, *request.session
+                    )
                 )
         self.metrics.submitted += len(sends)
         if self._log_requests:
@@ -186,6 +189,10 @@ class AsyncLLM:
         now = time.monotonic()
         for choice in choices:
             self._closing.add(choice.rid)
+    def release_session(self, session: Session) -> None:
+        """Keep nothing for it any longer; nobody waits for the engine's answer."""
+        self.client.tell("release_session", session.number)
+
             self._tell_abort(choice.rid, reason)
             self._end(choice, "error", now)
             choice.generation.fail(error)

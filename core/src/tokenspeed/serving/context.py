@@ -18,6 +18,7 @@ from tokenspeed.serving.async_llm import AsyncLLM
 from tokenspeed.serving.constraint import GrammarChecker
 from tokenspeed.serving.generation import Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits
+from tokenspeed.serving.protocol.sessions import Session, session_of
 
 __all__ = ["HttpRequest", "ServerContext", "context_of"]
 
@@ -104,6 +105,15 @@ class ServerContext:
             vocab_size=min(info.vocab_size, self.llm.tokenizer.vocab_size),
             max_logprobs=min(self.config.max_logprobs, info.vocab_size),
             max_n=self.config.max_n,
+        )
+
+    def session_of(
+        self, request: HttpRequest, session_id: str | None, retain_s: float | None, *, salt: str | None, choices: int
+    ) -> Session:
+        """The session that the body's fields or the headers name. Raises ``RequestError``, see ``protocol.sessions``."""
+        cached = bool(self.llm.info.config.get("enable_prefix_caching", True))
+        return session_of(
+            request.headers, session_id, retain_s, salt=(salt or "").encode(), choices=choices, cached=cached
         )
 
     def submit(self, request: GenerationRequest) -> Generation:

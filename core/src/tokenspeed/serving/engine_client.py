@@ -148,8 +148,12 @@ class EngineClient:
             task.cancel()
         self.send(ControlRequest(next(self._control_ids), "shutdown"))
 
-    async def control(self, method: str, timeout_s: float = 5.0) -> ControlReply:
-        """Ask for an operation on the engine as a whole.
+    def tell(self, method: str, session: int = -1) -> None:
+        """Ask for an operation and wait for no answer."""
+        self.send(ControlRequest(next(self._control_ids), method, session))
+
+    async def control(self, method: str, timeout_s: float = 5.0, *, session: int = -1) -> ControlReply:
+        """Ask for an operation on the engine as a whole, or on a session.
 
         Raises:
             EngineError: no answer in time, or the engine is gone.
@@ -158,7 +162,7 @@ class EngineClient:
             raise self.failure
         number = next(self._control_ids)
         future = self._control[number] = asyncio.get_running_loop().create_future()
-        self.send(ControlRequest(number, method))
+        self.send(ControlRequest(number, method, session))
         try:
             return await asyncio.wait_for(future, timeout_s)
         except TimeoutError:

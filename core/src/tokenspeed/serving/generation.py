@@ -16,6 +16,7 @@ from tokenspeed.errors import TokenSpeedError
 from tokenspeed.messages import Grammar, RequestStats, SamplingParams, TokenLogprobs, TokenOutput
 from tokenspeed.serving.detokenizer import Detokenizer
 from tokenspeed.serving.marker_spans import MarkerSpans
+from tokenspeed.serving.protocol.sessions import NO_SESSION, Session
 from tokenspeed.serving.stops import StopMatcher
 
 __all__ = ["Choice", "Delta", "Generation", "GenerationOwner", "GenerationRequest", "TokenEntry"]
@@ -33,6 +34,7 @@ class GenerationRequest:
         prefill_only: the one token that the engine draws is discarded (``max_tokens`` 0).
         grammar: what the tokens are held to; ``grammar_param`` is the field that asked for it.
         markers: text of tokens whose places in the text are wanted, by id.
+        session: whose turn it is, and how long its pages are kept after it.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -50,6 +52,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     grammar_param: str = ""
     markers: Mapping[int, str] = field(default_factory=dict)
+    session: Session = NO_SESSION
 
 
 @dataclass(slots=True)

@@ -153,6 +153,8 @@ class _Exposition(Collector):
         for state in ("active", "cached", "free"):
             pages.add_metric([state], getattr(stats, f"pages_{state}"))
         yield pages
+        yield _gauge("sessions", "Sessions whose pages are kept for their next turn.", stats.sessions)
+        yield _gauge("retained_pages", "KV pages kept for sessions.", stats.retained_pages)
         asked = stats.prompt_tokens
         hits = min(max(stats.cached_tokens, 0), asked)
         yield _gauge(

@@ -107,6 +107,7 @@ class FakeEngine:
         self.aborts: list[int] = []
         self.stops: list[int] = []
         self.control: list[str] = []
+        self.sessions: dict[int, int] = {}  # number to prompt tokens: those that are kept
         self.answering = True  # False imitates a hang: nothing is read or sent
         self.running: dict[int, _Run] = {}
         self._finished = self._aborted = self._generated = self._prompt = self._cached = self._steps = 0
@@ -155,6 +156,7 @@ class FakeEngine:
             waiting=0, running=active, retracted=0, pages_active=active, pages_cached=0, pages_free=self.info.kv_pages - active,
             prompt_tokens=self._prompt, cached_tokens=self._cached, computed_prompt_tokens=self._prompt - self._cached,
             generated_tokens=self._generated, retractions=0, aborted=self._aborted, failed=0, finished=self._finished, evicted_pages=0, steps=self._steps,
+            sessions=len(self.sessions), retained_pages=sum(self.sessions.values()),
         )  # fmt: skip
 
     async def _listen(self) -> None:
@@ -184,10 +186,19 @@ class FakeEngine:
 
     async def _answer(self, message: ControlRequest) -> None:
         self.control.append(message.method)
+        if message.method in ("prefetch_session", "release_session"):
+            await self.send(self._answer_session(message))
+            return
         result: Any = self.stats() if message.method == "stats" else None
         await self.send(
             ControlReply(message.id, message.method in ("stats", "flush_cache", "shutdown", "info"), result)
         )
+
+    def _answer_session(self, message: ControlRequest) -> ControlReply:
+        pages = self.sessions.get(message.session, -1)
+        if message.method == "release_session":
+            self.sessions.pop(message.session, None)
+        return ControlReply(message.id, pages >= 0, pages if pages >= 0 else "the session is not known")
 
     async def _abort(self, rid: int) -> None:
         run = self.running.pop(rid, None)
@@ -244,6 +255,10 @@ class FakeEngine:
 
     def _end(self, run: _Run, item: TokenOutput) -> TokenOutput:
         self._finished += 1
+        if run.request.session >= 0:
+            self.sessions.pop(run.request.session, None)
+            if run.request.retain_us and item.finish != "error":
+                self.sessions[run.request.session] = len(run.prompt)
         self.running.pop(run.request.rid, None)
         return item
 

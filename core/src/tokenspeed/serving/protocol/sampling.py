@@ -15,7 +15,9 @@ from tokenspeed.serving.protocol.parse import Refused, parse_object
 __all__ = [
     "REFUSED_SAMPLING",
     "Limits",
+    "RetainSeconds",
     "SamplingFields",
+    "SessionId",
     "StreamOptions",
     "check_context",
     "parse_stream_options",
@@ -30,6 +32,9 @@ _MAX_STOP_IDS = 1024
 _INT64 = Meta(ge=-(2**63), le=2**63 - 1)
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+#: Bounded again, with a sentence, in ``protocol.sessions``: both may come as headers too.
+SessionId = Annotated[str, Meta(max_length=128)]
+RetainSeconds = Annotated[float, Meta(ge=0, le=3600)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +82,8 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    session_id: SessionId | None = None
+    retain_s: RetainSeconds | None = None
     user: str | None = None
     structured_outputs: dict[str, Any] | None = None
 
@@ -107,7 +114,9 @@ REFUSED_SAMPLING: dict[str, Refused] = {
     "service_tier": Refused("there is one tier", ("auto", "default")),
     "safety_identifier": Refused("use the user field"),
     "prompt_cache_key": Refused("prefixes are shared automatically; cache_salt separates them"),
-    "prompt_cache_retention": Refused("prefixes stay as long as there is room"),
+    "prompt_cache_retention": Refused(
+        "prefixes stay as long as there is room; session_id and retain_s keep them longer"
+    ),
     "request_id": Refused("the server names requests; the answer carries the id"),
 }
 

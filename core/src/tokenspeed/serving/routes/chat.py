@@ -64,6 +64,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
         logprobs_field="top_logprobs",
     )
+    session = context.session_of(http, body.session_id, body.retain_s, salt=body.cache_salt, choices=body.n)
     stops, tools, messages = stop_strings(body), tools_of(body), conversation(body, limits)
     parser = context.tool_parser
     if parser is not None:
@@ -110,9 +111,11 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         request_id=context.new_id("chatcmpl", http),
         streaming=body.stream,
     )
-    return ChatJob(context, body, options, request, body.model or context.model_names[0], texts, choice.named)
+    model = body.model or context.model_names[0]
+    return ChatJob(context, body, options, request, model, texts, choice.named, looks_for_calls=choice.active)
 
 
+        session=session,
 def _template(context: ServerContext, with_tools: bool) -> Renderer:
     template = context.llm.tokenizer.template_for(with_tools)
     if template is None:

@@ -24,7 +24,10 @@ __all__ = ["ChatJob", "stream_chat", "whole_chat"]
 
 @dataclass
 class ChatJob:
-    """A checked request on its way; ``texts`` holds the text of each choice, ``named`` says that ``tool_choice`` names a function."""
+    """A checked request on its way; ``texts`` holds the text of each choice, ``named`` says that ``tool_choice`` names a function.
+
+    ``looks_for_calls`` says that tools may be called: its session is kept after an answer that does.
+    """
 
     context: ServerContext
     body: ChatRequest
@@ -33,6 +36,13 @@ class ChatJob:
     model: str
     texts: list[ChoiceText]
     named: bool = False
+    looks_for_calls: bool = False
+
+    def ended(self, delta: Delta) -> None:
+        """The last piece of a choice was read: a session whose answer calls no tool waits for none, and its pages are given back."""
+        called = delta.finish == "stop" and self.texts[delta.choice.index].called
+        if self.looks_for_calls and self.request.session.retain_us and not called:
+            self.context.llm.release_session(self.request.session)
 
     def finish_reason(self, delta: Delta) -> str:
         """``tool_calls`` where the model ended by itself and finished a call, unless the request named the function: it knows. A cut or abort keeps its
@@ -62,6 +72,7 @@ async def whole_chat(job: ChatJob, generation: Generation) -> dict[str, Any]:
             entries[at].extend(delta.entries or ())
             if delta.finish:
                 ends[at] = delta
+                job.ended(delta)
     return {
         "id": job.request.request_id,
         "object": "chat.completion",
@@ -121,6 +132,7 @@ def stream_chat(job: ChatJob, generation: Generation) -> AsyncGenerator[bytes, N
         logprobs = to_json(job.logprobs(delta.entries)) if delta.entries else b"null"
         out += (heads[at], _delta(shown, last=bool(delta.finish)), b',"logprobs":', logprobs, b',"finish_reason":')
         if delta.finish:
+            job.ended(delta)
             out += (to_json(job.finish_reason(delta)), b',"stop_reason":', to_json(delta.stop_reason), b"}]", tail)
         else:
             out += (b"null}]", tail)

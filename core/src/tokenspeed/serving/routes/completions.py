@@ -107,6 +107,9 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         prompts.append(tokens)
         if body.echo:
             echoes.append(row if isinstance(row, str) else context.llm.tokenizer.decode(row))
+    session = context.session_of(
+        http, body.session_id, body.retain_s, salt=body.cache_salt, choices=len(prompts) * body.n
+    )
     prefill_only = wanted == 0
     params = msgspec.structs.replace(params, max_new_tokens=wanted or 1, min_tokens=min(params.min_tokens, wanted))
     if prefill_only:
@@ -125,6 +128,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         request_id=context.new_id("cmpl", http),
         streaming=body.stream,
         prefill_only=prefill_only,
+        session=session,
     )
     return _Job(context, body, options, request, echoes, body.model or context.model_names[0])
 

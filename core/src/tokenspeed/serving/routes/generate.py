@@ -20,7 +20,14 @@ from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationR
 from tokenspeed.serving.protocol.answers import finite, raise_failed, usage
 from tokenspeed.serving.protocol.completions import check_ids
 from tokenspeed.serving.protocol.parse import Refused, parse_object
-from tokenspeed.serving.protocol.sampling import SamplingFields, check_context, sampling_params, stop_strings
+from tokenspeed.serving.protocol.sampling import (
+    RetainSeconds,
+    SamplingFields,
+    SessionId,
+    check_context,
+    sampling_params,
+    stop_strings,
+)
 from tokenspeed.serving.protocol.structured import native_answer
 from tokenspeed.serving.sse import DONE, answer, event, event_stream, stream_answer, to_json
 
@@ -41,6 +48,8 @@ class GenerateBody(msgspec.Struct, kw_only=True, frozen=True):
     top_logprobs_num: Annotated[int, Meta(ge=0)] = 0
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    session_id: SessionId | None = None
+    retain_s: RetainSeconds | None = None
     model: str | None = None
 
 
@@ -59,7 +68,17 @@ _REFUSED = {
     "max_tokens": Refused("the native route takes max_new_tokens"),
     "min_tokens": Refused("the native route takes min_new_tokens"),
 }
-_OUTSIDE = ("model", "stream", "stream_options", "priority", "cache_salt", "user", "min_tokens")
+_OUTSIDE = (
+    "model",
+    "stream",
+    "stream_options",
+    "priority",
+    "cache_salt",
+    "session_id",
+    "retain_s",
+    "user",
+    "min_tokens",
+)
 
 
 @post("/generate", status_code=200)
@@ -116,6 +135,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         prompt_logprobs=logprobs if body.return_prompt_logprob else -1,
         logprobs_field="top_logprobs_num",
     )
+    session = context.session_of(http, body.session_id, body.retain_s, salt=body.cache_salt, choices=sampling.n)
     stops = stop_strings(sampling)
     forms = {name: getattr(sampling, name) for name in ("json_schema", "regex", "ebnf", "structural_tag")}
     held = native_answer(forms, sampling.structured_outputs, "sampling_params.")
@@ -143,6 +163,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         salt=(body.cache_salt or "").encode(),
         request_id=context.new_id("gen", http),
         streaming=body.stream,
+        session=session,
     )
     return _Job(context, body, request)
 

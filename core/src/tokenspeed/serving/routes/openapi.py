@@ -12,6 +12,7 @@ from tokenspeed.serving.protocol.chat import ChatRequest, Function, Message, Tex
 from tokenspeed.serving.protocol.completions import CompletionRequest
 from tokenspeed.serving.protocol.parse import struct_schema
 from tokenspeed.serving.routes.generate import GenerateBody, GenerateSampling
+from tokenspeed.serving.routes.sessions import SessionBody
 from tokenspeed.serving.routes.tokens import DetokenizeRequest, TokenizeRequest
 
 __all__ = ["openapi_document"]
@@ -31,7 +32,7 @@ _GETS = {
 _ERRORS = {
     "400": "A field is wrong, unsupported or unknown; param names it.",
     "401": "The API key is missing or wrong.",
-    "404": "The model is not served here.",
+    "404": "The model is not served here, or the session is not known.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "500": "The request failed.",
@@ -71,6 +72,10 @@ def _document() -> dict[str, Any]:
             "responses": {"200": _json_response("The model."), **_errors("401", "404")},
         }
     }
+    (sessions,), more = struct_schema((SessionBody,))
+    components |= more
+    components["SessionBody"]["additionalProperties"] = False
+    paths |= _session_paths(sessions)
     components["Error"] = _error_schema()
     return {
         "openapi": "3.1.0",
@@ -121,6 +126,25 @@ def _post(ref: dict[str, Any], text: str) -> dict[str, Any]:
             "200": {"description": "The answer.", "content": {"application/json": {}, "text/event-stream": {}}},
             **_errors(*_ERRORS),
         },
+    }
+
+
+def _session_paths(body: dict[str, Any]) -> dict[str, Any]:
+    where = {"name": "session_id", "in": "path", "required": True, "schema": {"type": "string", "maxLength": 128}}
+    salt = {"name": "X-Cache-Salt", "in": "header", "schema": {"type": "string", "maxLength": 256}}
+
+    def operation(summary: str) -> dict[str, Any]:
+        return {
+            "summary": summary,
+            "parameters": [where, salt],
+            "responses": {"200": _json_response("session_id, and pages."), **_errors(*_ERRORS)},
+        }
+
+    prefetch = operation("Bring a session's pages back to the device before its next turn.")
+    prefetch["requestBody"] = {"required": False, "content": {"application/json": {"schema": body}}}
+    return {
+        "/v1/sessions/{session_id}/prefetch": {"post": prefetch},
+        "/v1/sessions/{session_id}": {"delete": operation("Keep a session's pages no longer.")},
     }
 
 
