@@ -62,6 +62,7 @@ class AsyncLLM:
         self._asked: set[int] = set()  # alive, and the engine was asked to end them: counted as aborted already
         self._rids = itertools.count(1)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+        self._checks = ThreadPoolExecutor(1, thread_name_prefix="check grammar")
         self._orphan_logged_s = -_ORPHAN_LOG_S
         #: called when the engine has died and every request was told.
         self.on_death: Callable[[EngineError], None] | None = None
@@ -74,6 +75,7 @@ class AsyncLLM:
         """Give threads and sockets back."""
         self.client.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._checks.shutdown(wait=False, cancel_futures=True)
 
     @property
     def info(self) -> EngineInfo:
@@ -92,6 +94,10 @@ class AsyncLLM:
         if size <= _INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def checked(self, work: Callable[[], _T]) -> _T:
+        """Run ``work``, which checks a grammar, in a thread of its own: a short one may take long, and texts are tokenised meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(self._checks, work)
 
     async def encode(self, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
         """Token ids of a text, refused by its length in bytes where no tokenisation could make it fit.

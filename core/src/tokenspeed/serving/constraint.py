@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ __all__ = [
 GrammarChecker = Callable[[str, str], None]
 
 _ANY_OBJECT = {"type": "object"}
+#: Tools of one request whose calls are held to their parameters, and characters of these together.
+_MAX_HELD = 256
+_MAX_HELD_CHARS = 262_144
+#: Seconds of processor time that the checks of one request may take together.
+_CHECK_S = 2.0
 
 
 class CheckedBefore:
@@ -62,6 +68,27 @@ class CheckedBefore:
             self._passed[key] = None
             if len(self._passed) > self._size:
                 self._passed.popitem(last=False)
+
+
+class _Bounded:
+    """A checker that one request may ask for a while. ``GrammarError`` would let a tool pass as any object; this is the request's end."""
+
+    def __init__(self, checker: GrammarChecker, param: str) -> None:
+        self._checker, self._param = checker, param
+        self._spent_s = 0.0
+
+    def __call__(self, kind: str, value: str) -> None:
+        if self._spent_s > _CHECK_S:
+            raise RequestError(
+                f"{self._param}: its grammars take longer than {_CHECK_S:g} s to check; give fewer tools, or smaller parameters",
+                param=self._param,
+                code="unsupported_grammar",
+            )
+        began = time.thread_time()
+        try:
+            self._checker(kind, value)
+        finally:
+            self._spent_s += time.thread_time() - began
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +196,7 @@ def chat_grammar(
     """
     if not wanted.param:
         return None, None
-    check = _needed(checker, wanted.param)
+    check = _Bounded(_needed(checker, wanted.param), wanted.param)
     answer, choice = wanted.answer, wanted.choice
     if answer is not None:
         if choice.active and choice.required:
@@ -236,6 +263,7 @@ def _calls(wanted: Constraint, check: GrammarChecker) -> HeldCalls:
     choice, parser = wanted.choice, wanted.parser
     assert parser is not None
     alone = choice.required or wanted.answer is not None
+    _check_size(wanted)
     tools = [_held(wanted, parser, at, check) for at in range(len(wanted.tools))]
     tag = parser.structural_tag(tools, names=choice.names, required=alone, parallel=wanted.parallel)
     if tag is None:
@@ -248,6 +276,32 @@ def _calls(wanted: Constraint, check: GrammarChecker) -> HeldCalls:
         )
     as_declared = (tool for tool, held in zip(wanted.tools, tools, strict=True) if tool is held)
     return HeldCalls(tag["format"], frozenset(tool["function"]["name"] for tool in as_declared))
+
+
+def _is_held(wanted: Constraint, function: Mapping[str, Any]) -> bool:
+    """Whether calls of this tool may be made and are held to its parameters."""
+    choice = wanted.choice
+    if choice.names is not None and function["name"] not in choice.names:
+        return False
+    return bool(function.get("strict")) or choice.required
+
+
+def _check_size(wanted: Constraint) -> None:
+    """Raises ``RequestError`` where the tools are so many or so large that checking them one by one would take long."""
+    held = [tool["function"] for tool in wanted.tools if _is_held(wanted, tool["function"])]
+    if len(held) > _MAX_HELD:
+        raise RequestError(
+            f"{wanted.param}: {len(held)} tools whose calls are held to their parameters; {_MAX_HELD} are allowed",
+            param=wanted.param,
+            code="unsupported_grammar",
+        )
+    size = sum(len(json_text(function.get("parameters"), "tools")) for function in held)
+    if size > _MAX_HELD_CHARS:
+        raise RequestError(
+            f"{wanted.param}: parameters of {size} characters in all that calls are held to; {_MAX_HELD_CHARS} are allowed",
+            param=wanted.param,
+            code="unsupported_grammar",
+        )
 
 
 def _held(wanted: Constraint, parser: type[ToolParser], at: int, check: GrammarChecker) -> Mapping[str, Any]:

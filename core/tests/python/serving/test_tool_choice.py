@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
@@ -16,6 +18,7 @@ from tokenspeed_plugin_parsers_mistral.tools import MistralToolParser
 from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.parsing import TagReasoningParser
 from tokenspeed.messages import Grammar
+from tokenspeed.serving import constraint
 from tokenspeed.testing.byte_tokenizer import ByteTokenizer
 from tokenspeed.testing.server import Running, events, running, streamed_text, text_reply
 
@@ -127,6 +130,44 @@ async def test_gram_01_strict_is_a_promise() -> None:
         assert server.engine.requests == []
         await server.chat(tools=[tool("odd", ODD), tool("lookup", SCHEMA)], tool_choice="required")
         assert schemas(tags_of(server)) == [{"type": "object"}, SCHEMA]
+
+
+async def test_tools_that_would_take_long_to_check_are_refused_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their number and their size at once; by the time of the checks together, of strict tools and of others."""
+    asked: list[str] = []
+
+    def slow(kind: str, value: str) -> None:
+        asked.append(kind)
+        now[0] += 0.9
+
+    now = [0.0]
+    monkeypatch.setattr(constraint.time, "thread_time", lambda: now[0])
+    async with running(CALL, tool_parser=HermesToolParser, grammar_checker=slow) as server:
+        many = [tool(f"f{at}", SCHEMA) for at in range(300)]
+        assert "256 are allowed" in refused(await server.chat(tools=many, tool_choice="required"), "tool_choice")
+        large = [tool("f", {"type": "object", "description": "x" * 300_000})]
+        assert "262144 are allowed" in refused(await server.chat(tools=large, tool_choice="required"), "tool_choice")
+        assert asked == []
+        assert (await server.chat(tools=many, max_tokens=3)).status_code == 200  # nothing is held
+        assert "2 s" in refused(await server.chat(tools=many[:9], tool_choice="required"), "tool_choice")
+        assert len(asked) == 3
+
+
+async def test_a_grammar_is_checked_while_texts_are_tokenised() -> None:
+    """A check stands until a text that is long enough for the tokenising thread was answered."""
+    go = threading.Event()
+
+    def check_late(kind: str, value: str) -> None:
+        assert go.wait(20)
+
+    async with running("yes", grammar_checker=check_late, max_model_len=100_000) as server:
+        form = {"messages": [{"role": "user", "content": "hi"}], "structured_outputs": {"choice": ["yes", "no"]}}
+        held = asyncio.ensure_future(server.http.post("/v1/chat/completions", json=form))
+        await asyncio.sleep(0.05)
+        long = await server.http.post("/tokenize", json={"prompt": "x" * 3000})
+        assert long.status_code == 200
+        go.set()
+        assert (await held).status_code == 200
 
 
 async def test_choices_that_cannot_be_are_refused() -> None:

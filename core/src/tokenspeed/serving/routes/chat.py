@@ -89,7 +89,9 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     tokens = await _encode(context, body, prompt)
     room = _room(len(tokens), wanted, body, limits)
     markers = _markers(context)
-    grammar, calls = await context.llm.off_loop(size, partial(_grammar, context, held, prompt, markers))
+    grammar, calls = None, None
+    if held.param:
+        grammar, calls = await context.llm.checked(partial(_grammar, context, held, prompt, markers))
     about = parser_context(
         tools if choice.active else [], prompt, context.llm.tokenizer.special_tokens, messages, held=calls
     )

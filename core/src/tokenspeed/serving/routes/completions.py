@@ -44,8 +44,8 @@ async def completions(request: HttpRequest) -> Response[Any]:
     """A text completion, whole or streamed."""
     context = context_of(request)
     context.admit()
-    value, size = await read_json(request)
-    job = await _prepare(request, context, value, size)
+    value, _ = await read_json(request)
+    job = await _prepare(request, context, value)
     generation = context.submit(job.request)
     if job.body.stream:
         return await stream_answer(request, generation, _stream(job, generation))
@@ -77,7 +77,7 @@ class _Job:
         )
 
 
-async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any], size: int) -> _Job:
+async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any]) -> _Job:
     body = parse_completion(value)
     context.check_model(body.model)
     options = parse_stream_options(body)
@@ -91,7 +91,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     held = answer_of(body.response_format, body.structured_outputs)
     if held is not None:
         check_fields(body, held.param)
-        grammar = await context.llm.off_loop(size, partial(answer_grammar, held, context.grammar_checker))
+        grammar = await context.llm.checked(partial(answer_grammar, held, context.grammar_checker))
     prompts, echoes = [], []
     rows = prompts_of(body.prompt, limits, body.n)
     texts = [row for row in rows if isinstance(row, str)]  # all or none of them

@@ -86,8 +86,8 @@ async def generate(request: HttpRequest) -> Response[Any]:
     """Generate from a text or from ids. A stream sends what is new in each event."""
     context = context_of(request)
     context.admit()
-    value, size = await read_json(request)
-    job = await _prepare(request, context, value, size)
+    value, _ = await read_json(request)
+    job = await _prepare(request, context, value)
     generation = context.submit(job.request)
     if job.body.stream:
         return await stream_answer(request, generation, _stream(job, generation))
@@ -102,7 +102,7 @@ class _Job:
     request: GenerationRequest
 
 
-async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any], size: int) -> _Job:
+async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any]) -> _Job:
     body = parse_object(value, GenerateBody, {})
     context.check_model(body.model)
     given = {name: field for name, field in body.sampling_params.items() if field is not None}
@@ -141,7 +141,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     held = native_answer(forms, sampling.structured_outputs, "sampling_params.")
     if held is not None:
         check_fields(sampling, held.param, prefix="sampling_params.", minimum="min_new_tokens")
-        grammar = await context.llm.off_loop(size, partial(answer_grammar, held, context.grammar_checker))
+        grammar = await context.llm.checked(partial(answer_grammar, held, context.grammar_checker))
     if body.input_ids is not None:
         check_ids(body.input_ids, limits, "input_ids")
         tokens = body.input_ids
