@@ -45,6 +45,7 @@ class Flag:
 
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
+_KV_DTYPES = (*_DTYPES, "fp8", "fp8_e4m3")
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 ENGINE_FLAGS: tuple[Flag, ...] = (
@@ -62,7 +63,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         choices=("auto", "safetensors", "gguf", "dummy"),
     ),
     Flag(name="dtype", group="model", help="element type of weights and activations", choices=_DTYPES, read=dtype),
-    Flag(name="kv-cache-dtype", group="model", help="element type of the KV cache", choices=_DTYPES, read=dtype),
+    Flag(name="kv-cache-dtype", group="model", help="element type of the KV cache", choices=_KV_DTYPES, read=dtype),
     Flag(
         name="max-model-len",
         group="model",

@@ -58,5 +58,5 @@ def or_none(text: str) -> str | None:
 
 
 def dtype(text: str) -> str:
-    """Reads a dtype by its long name, or by vLLM's ``half`` and ``float``."""
-    return {"half": "float16", "float": "float32"}.get(text, text)
+    """Reads a dtype by its long name, or by vLLM's ``half``, ``float`` and ``fp8_e4m3``."""
+    return {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}.get(text, text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.accelerators import Accelerator
 from tokenspeed.engine.advice import how_to_get, left_out, parser_plugin
-from tokenspeed.engine.settings import DTYPES, AttentionShape
+from tokenspeed.engine.settings import DTYPES, KV_DTYPES, AttentionShape
 from tokenspeed.errors import NothingFitsError, PluginError
 from tokenspeed.interfaces.platform import Platform, PlatformContext
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
@@ -246,7 +246,7 @@ def _shared(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
 
 def _attention_gate(spec: AttentionBackendSpec, phase: str, use: AttentionUse) -> str:
     supports = spec.supports
-    dtype, kv_dtype = DTYPES[use.dtype], DTYPES[use.kv_dtype]
+    dtype, kv_dtype = DTYPES[use.dtype], KV_DTYPES[use.kv_dtype]
     if phase not in supports.phases:
         return f"does not run {phase}"
     if use.shape.kind not in supports.kinds:

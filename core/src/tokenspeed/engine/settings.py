@@ -15,13 +15,25 @@ if TYPE_CHECKING:
     from tokenspeed.interfaces.platform import Platform
     from tokenspeed.weights.describe import ModelDescription
 
-__all__ = ["DTYPES", "AttentionShape", "attention_shape", "resolve_dtype", "resolve_limits", "resolve_parallel"]
+__all__ = [
+    "DTYPES",
+    "KV_DTYPES",
+    "AttentionShape",
+    "attention_shape",
+    "resolve_dtype",
+    "resolve_limits",
+    "resolve_parallel",
+]
 
 #: Values of ``--kvstore-write-policy``.
 _WRITE_POLICIES = ("write-through", "write-on-evict", "selective")
 
 #: Names of ``--dtype`` and the short names that specs use.
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+#: Names of ``--kv-cache-dtype`` likewise; ``fp8`` is e4m3 without scales, which ``fp8_e4m3`` names too.
+KV_DTYPES = {**DTYPES, "fp8": "fp8"}
+_KV_ALIASES = {"fp8_e4m3": "fp8"}
 
 # What the scheduler can hold; checked here so that a wrong flag ends the start before any weight is read.
 _BOUNDS = {
@@ -108,10 +120,11 @@ def resolve_dtype(config: EngineConfig, model: ModelDescription, platform: Platf
     dtype = config.dtype
     if dtype == "auto":
         dtype = platform.default_dtype_name(model.dtype if model.dtype in DTYPES else "float32")
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    for flag, name in (("--dtype", dtype), ("--kv-cache-dtype", kv_dtype)):
-        if name not in DTYPES:
-            raise ConfigError(f"{flag} {name}: choose from auto, {', '.join(DTYPES)}")
+    asked = config.kv_cache_dtype
+    kv_dtype = dtype if asked == "auto" else _KV_ALIASES.get(asked, asked)
+    for flag, name, names in (("--dtype", dtype, DTYPES), ("--kv-cache-dtype", kv_dtype, KV_DTYPES)):
+        if name not in names:
+            raise ConfigError(f"{flag} {name}: choose from auto, {', '.join(names)}")
     return dtype, kv_dtype
 
 

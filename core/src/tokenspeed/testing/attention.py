@@ -25,7 +25,7 @@ from tokenspeed.types import CacheGroup, KVLayout
 
 __all__ = ["AttentionBackendSuite"]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
 _SIZES = (16, 64, 128)
 
 
@@ -58,18 +58,23 @@ class AttentionBackendSuite:
             )
             dtypes = supports.dtypes or ("fp32", "bf16")
             first = (self.heads[0], dims[-1])
-            chosen = [(lay, size, dtypes[0], *first) for lay in supports.layouts for size in sizes]
-            chosen += [(supports.layouts[0], sizes[-1], dtype, *first) for dtype in dtypes[1:]]
-            chosen += [(supports.layouts[0], sizes[0], dtypes[0], heads, dim) for heads in self.heads for dim in dims]
+            chosen = [(lay, size, dtypes[0], "", *first) for lay in supports.layouts for size in sizes]
+            chosen += [(supports.layouts[0], sizes[-1], dtype, "", *first) for dtype in dtypes[1:]]
+            chosen += [(supports.layouts[0], sizes[0], dtypes[0], "", h, dim) for h in self.heads for dim in dims]
+            if not supports.kv_dtypes or "fp8" in supports.kv_dtypes:
+                chosen += [(lay, sizes[0], dtypes[0], "fp8", *first) for lay in supports.layouts]
             unique = list(dict.fromkeys(chosen))
-            ids = [f"{lay}-page {size}-{dtype}-{h[0]}/{h[1]} heads of {dim}" for lay, size, dtype, h, dim in unique]
+            ids = [
+                f"{lay}-page {size}-{dtype}{kv and f' over {kv}'}-{h[0]}/{h[1]} heads of {dim}"
+                for lay, size, dtype, kv, h, dim in unique
+            ]
             metafunc.parametrize("setup", unique, ids=ids, indirect=True)
 
     @pytest.fixture
     def setup(self, request: pytest.FixtureRequest) -> _Bench:
         """A backend under test beside the reference, over one cache."""
-        layout, page_size, dtype, heads, dim = request.param
-        return _Bench(self, KVLayout(layout), page_size, dtype, heads, dim)
+        layout, page_size, dtype, kv_dtype, heads, dim = request.param
+        return _Bench(self, KVLayout(layout), page_size, dtype, kv_dtype or dtype, heads, dim)
 
     def test_prompts(self, setup: _Bench) -> None:
         """Fresh prompts of unequal length: causal within each row, nothing from its neighbours."""
@@ -133,6 +138,7 @@ class _Bench:
         layout: KVLayout,
         page_size: int,
         dtype: str,
+        kv_dtype: str,
         heads: tuple[int, int],
         dim: int,
     ) -> None:
@@ -144,10 +150,17 @@ class _Bench:
         self.page_size, self.q_heads, self.group, self.dtype = page_size, heads[0], group, _DTYPES[dtype]
         self.tolerance = suite.tolerance[dtype]
         self.cache = PagedCache(
-            [group], page_size=page_size, num_pages=96, layout=layout, dtype=self.dtype, device=device
+            [group], page_size=page_size, num_pages=96, layout=layout, dtype=_DTYPES[kv_dtype], device=device
         )
         context = attention_context(
-            group, heads[0], page_size=page_size, layout=layout, dtype=self.dtype, device=device, kernels=registry
+            group,
+            heads[0],
+            page_size=page_size,
+            layout=layout,
+            dtype=self.dtype,
+            kv_dtype=_DTYPES[kv_dtype],
+            device=device,
+            kernels=registry,
         )
         self.backend: AttentionBackend = load_target(suite.spec.target)(context)
         self.reference = TorchAttention(context)

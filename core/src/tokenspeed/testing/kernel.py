@@ -23,6 +23,9 @@ from tokenspeed.testing.kernel_cases import KernelCase, kernel_cases
 __all__ = ["KernelSuite"]
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Which arguments are pages, and one step of e4m3: the reference may have rounded to either side.
+_PAGES = {"cache.write": (2, 3), "rope.qkv_rope_write": (6, 7), "attention.decode": (1, 2), "attention.extend": (1, 2)}
+_FP8_STEP = 2.0**-3
 
 
 class KernelSuite:
@@ -123,6 +126,25 @@ class KernelSuite:
             results.append([*_tensors(got), *(arguments[index] for index in sorted(case.written))])
         for first, second in zip(*results, strict=True):
             assert torch.equal(first.nan_to_num(7.0), second.nan_to_num(7.0))
+
+    def test_pages_of_fp8_are_those_of_the_reference(self, kernel: Callable[..., Any], case: KernelCase) -> None:
+        """A kernel with the feature ``kv_fp8`` reads and writes pages of e4m3; what does not fit saturates."""
+        if "kv_fp8" not in self.spec.features:
+            pytest.skip("the spec does not list the feature kv_fp8")
+        pages = _PAGES[f"{self.spec.family}.{self.spec.mode}"]
+        arguments = self._arguments(case, self._dtypes()[0])
+        if case.written and self.spec.mode == "write":
+            arguments[0][0] *= 1000.0
+        for index in pages:
+            arguments[index] = arguments[index].to(torch.float8_e4m3fn)
+        expected_arguments = [a.clone() if i in pages else _widened(a) for i, a in enumerate(arguments)]
+        expected = _reference(self.spec)(*expected_arguments, **case.kwargs)
+        got_arguments = [self._moved(argument) for argument in arguments]
+        got = kernel(*got_arguments, **{name: self._moved(value) for name, value in case.kwargs.items()})
+        self._compare(got, expected, self._dtypes()[0])
+        for index in pages:
+            left, right = got_arguments[index].float().cpu(), expected_arguments[index].float()
+            torch.testing.assert_close(left, right, rtol=_FP8_STEP, atol=2.0**-9, equal_nan=True)
 
     @classmethod
     def _dtypes(cls) -> tuple[str, ...]:

@@ -69,7 +69,8 @@ def test_assembling_the_resolved_settings_again_gives_the_same_plan(core: Any) -
         ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5"),
         ({"max_total_tokens": 9, "kv_cache_memory_bytes": 9}, "give one of them"),
         ({"dtype": "int4"}, "--dtype int4: choose from"),
-        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
+        ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype fp4: choose from auto, float32, bfloat16, float16, fp8"),
+        ({"dtype": "fp8"}, "--dtype fp8: choose from auto, float32, bfloat16, float16"),
         ({"cudagraph_capture_sizes": (1, 2)}, "captures no graphs"),
         ({"parallel": ParallelConfig(tensor_parallel_size=3)}, "does not divide the model's 4 attention heads"),
         ({"parallel": ParallelConfig(tensor_parallel_size=2, attn_tp_size=1)}, "--attn-tp-size 1"),
@@ -208,6 +209,15 @@ def test_installing_an_attention_backend_changes_nothing_until_it_is_named(core:
     assert {spec.name for spec in before.attention.values()} == {"torch"}
     for named in (core.assemble("+theirs"), core.assemble("theirs"), core.assemble(attention_backend="theirs")):
         assert {spec.name for spec in named.attention.values()} == {"theirs"}
+
+
+@pytest.mark.parametrize("asked", ["fp8", "fp8_e4m3"])
+def test_a_backend_without_fp8_pages_loses_to_one_that_reads_them_and_says_why(core: Any, asked: str) -> None:
+    core.folder.add("fast", attention("fast", "kv_dtypes=('fp32', 'bf16')"), first_party=True)
+    assembly = core.assemble(kv_cache_dtype=asked)
+    assert {spec.name for spec in assembly.attention.values()} == {"torch"}
+    assert assembly.config.kv_cache_dtype == "fp8"
+    assert "not fast:fast: takes a KV cache of fp32, bf16, not fp8" in assembly.explain(verbose=True)
 
 
 @pytest.mark.parametrize(

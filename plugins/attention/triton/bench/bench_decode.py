@@ -1,6 +1,6 @@
-"""Times decode attention on the present device: one layer of 32/8 heads of 128, bf16; achieved TB/s against the bytes that must be read.
+"""Times decode attention on the present device: one layer of 32/8 heads of 128, bf16 (pages by ``--kv``); achieved TB/s against the bytes that must be read.
 
-python plugins/attention/triton/bench/bench_decode.py
+python plugins/attention/triton/bench/bench_decode.py [--sweep] [--kv fp8]
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def graph_time(calls, reps=7):
 
 def reference(q, k, v, table, lens):
     out = torch.empty_like(q)
+    k, v = k.to(q.dtype), v.to(q.dtype)
     for r in range(q.shape[0]):
         n = lens[r]
         kk = k[table[r].long()].transpose(1, 2).reshape(-1, HK, D)[:n]
@@ -57,13 +58,19 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--page", type=int, default=64)
     p.add_argument("--sweep", action="store_true")
+    p.add_argument("--kv", choices=("bf16", "fp8"), default="bf16", help="element type of the pages")
+    p.add_argument("--rows", help="only these row counts, as 1,64")
     a = p.parse_args()
+    kv = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}[a.kv]
+    token_bytes = HK * D * 2 * kv.itemsize
     dev = torch.device("cuda")
     page = a.page
     cases = [  # rows, shared, own
         (1, 0, 1100), (8, 0, 1100), (32, 0, 1100), (64, 0, 1100), (128, 0, 1100), (256, 0, 1100), (1, 0, 32768), (1, 0, 131072),
         (16, 8192, 576), (64, 8192, 576), (128, 8192, 576), (64, 32768, 576),
     ]  # fmt: skip
+    if a.rows:
+        cases = [case for case in cases if case[0] in map(int, a.rows.split(","))]
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     settings = [(64, 2, 3, 64, 2)]
     if a.sweep:
@@ -79,8 +86,8 @@ def main():
     layers = 4
     caches = [
         (
-            torch.randn(pool_pages, HK, page, D, dtype=torch.bfloat16, device=dev),
-            torch.randn(pool_pages, HK, page, D, dtype=torch.bfloat16, device=dev),
+            torch.randn(pool_pages, HK, page, D, dtype=torch.bfloat16, device=dev).to(kv),
+            torch.randn(pool_pages, HK, page, D, dtype=torch.bfloat16, device=dev).to(kv),
         )
         for _ in range(layers)
     ]
@@ -93,7 +100,7 @@ def main():
         lens = np.full(rows, shared + own, dtype=np.int32)
         t_table, t_lens = torch.from_numpy(table).to(dev), torch.from_numpy(lens).to(dev)
         q = torch.randn(rows, HQ, D, dtype=torch.bfloat16, device=dev)
-        floor = (shared + rows * own) * HK * D * 4
+        floor = (shared + rows * own) * token_bytes
         results = []
         for mode in ["flat", "shared"] if shared else ["flat"]:
             for bn, mult, st, tile, sst in settings:
@@ -129,7 +136,7 @@ def main():
                 results.append((us, mode, (bn, mult, st, tile, sst), work.has_split))
         for mode in ("flat", "shared"):
             for us, _, cfg, split in sorted(r for r in results if r[1] == mode)[:4]:
-                nbytes = floor if mode == "shared" else rows * (shared + own) * HK * D * 4
+                nbytes = floor if mode == "shared" else rows * (shared + own) * token_bytes
                 print(
                     f"rows {rows} shared {shared} own {own} {mode}: {us:.1f} us, {nbytes / us * 1e-6:.2f} TB/s, split {split}, {cfg}",
                     flush=True,

@@ -22,6 +22,7 @@ DECODE = (
         "q_heads": "i32", "kv_heads": "i32", **STRIDES, "scale": "fp32", "softcap": "fp32", "window": "i32",
     },
 )  # fmt: skip
+FP8_PAGES = {"k_ptr": "*fp8e4nv", "v_ptr": "*fp8e4nv"}
 KERNELS = {
     "own": (*DECODE, {**SHAPE, "W": 1, "BM": 16, "SINKS": False, "WINDOW": False, "IN_PAGE": True}),
     "shared": (*DECODE, {**SHAPE, "W": 1, "BM": 64, "SINKS": False, "WINDOW": False, "IN_PAGE": True}),
@@ -43,6 +44,10 @@ KERNELS = {
         {**SHAPE, "BM": 64, "SINKS": False, "WINDOW": False, "IN_PAGE": True},
     ),
 }  # fmt: skip
+KERNELS |= {
+    f"{name}, fp8 pages": (KERNELS[name][0], {**KERNELS[name][1], **FP8_PAGES}, KERNELS[name][2])
+    for name in ("own", "shared", "window and sinks", "extend")
+}
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -90,6 +90,10 @@ KERNELS = {
         {"BLOCK": 4096},
     ),
 }  # fmt: skip
+FP8 = "*fp8e4nv"
+for name, pages in (("qkv_rope_write", ("k_ptr", "v_ptr")), ("cache write", ("kc_ptr", "vc_ptr"))):
+    fn, signature, constants = KERNELS[name]
+    KERNELS[f"{name}, fp8 pages"] = (fn, {**signature, **dict.fromkeys(pages, FP8)}, constants)
 
 
 @pytest.mark.parametrize("target", TARGETS)

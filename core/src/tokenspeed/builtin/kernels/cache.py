@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["write"]
+__all__ = ["stored", "write"]
+
+
+def stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``x`` as pages of ``dtype`` hold it. fp8 (e4m3) saturates at its largest value, 448, where a plain conversion makes NaN; NaN stays NaN."""
+    if dtype is torch.float8_e4m3fn:
+        x = x.clamp(-448.0, 448.0)
+    return x.to(dtype)
 
 
 def write(
@@ -21,4 +28,4 @@ def write(
     for new, cache in ((k, k_cache), (v, v_cache)):
         pages = cache if layout == "NHD" else cache.transpose(1, 2)  # (pages, page_size, Hk, D) either way, a view
         page_size = pages.shape[1]
-        pages[slots // page_size, slots % page_size] = new[kept].to(cache.dtype)
+        pages[slots // page_size, slots % page_size] = stored(new[kept], cache.dtype)

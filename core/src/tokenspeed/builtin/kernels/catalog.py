@@ -7,7 +7,7 @@ from tokenspeed.plugins import KernelSpec, Priority
 __all__ = ["REFERENCE_KERNELS"]
 
 # The element type of the pages may differ from that of the rest.
-_KV_CASTS = frozenset({"kv_fp32", "kv_bf16", "kv_fp16"})
+_KV_CASTS = frozenset({"kv_fp32", "kv_bf16", "kv_fp16", "kv_fp8"})
 _ATTENTION = frozenset({"window", "softcap", "sinks"}) | _KV_CASTS
 
 

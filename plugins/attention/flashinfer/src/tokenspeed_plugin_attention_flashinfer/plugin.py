@@ -18,6 +18,7 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
             supports=AttentionSupport(
                 kinds=("mha", "gqa"),
                 dtypes=("bf16", "fp16"),
+                kv_dtypes=("bf16", "fp16"),
                 head_dims=(64, 128, 256),
                 layouts=("HND", "NHD"),
                 page_sizes=(64, 32, 16, 128),

@@ -18,6 +18,7 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
             supports=AttentionSupport(
                 kinds=("mha", "gqa", "window"),
                 dtypes=("bf16", "fp16", "fp32"),
+                kv_dtypes=("bf16", "fp16", "fp32", "fp8"),
                 layouts=("HND", "NHD"),
                 page_sizes=(64, 32, 16, 128),
                 sinks=True,

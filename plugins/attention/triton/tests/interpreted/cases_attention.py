@@ -65,11 +65,15 @@ class Case:
         self.k, self.v = torch.randn(shape), torch.randn(shape)
         self.programs = int(rng.choice([2, 5, 8]))
 
+    def to_fp8(self):
+        """Pages of fp8; what rows hold from now on is what those pages hold."""
+        self.k, self.v = self.k.to(torch.float8_e4m3fn), self.v.to(torch.float8_e4m3fn)
+
     def options(self):
         return {"window": self.window, "softcap": self.softcap, "sinks": self.sinks}
 
     def flat(self, cache, row):
-        picked = cache[self.table[row]]
+        picked = cache.float()[self.table[row]]
         return (picked.transpose(1, 2) if self.layout == "HND" else picked).reshape(-1, self.kv_heads, self.dim)
 
     def expect(self, q, row, limit):
@@ -100,9 +104,11 @@ class Case:
         )
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_decode_equals_softmax_over_each_row(seed):
+@pytest.mark.parametrize(("seed", "fp8"), [*((s, False) for s in range(16)), *((s, True) for s in range(24, 32))])
+def test_decode_equals_softmax_over_each_row(seed, fp8):
     case = Case(seed)
+    if fp8:
+        case.to_fp8()
     q = torch.randn(case.rows * case.width, case.kv_heads * case.group, case.dim)
     out = case.decode(q, case.intervals)
     for row in range(case.rows):
@@ -119,9 +125,11 @@ def test_shared_prefix_decode_equals_flat_decode(seed):
     torch.testing.assert_close(case.decode(q, case.intervals), case.decode(q, none), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_extend_equals_softmax_over_each_query(seed):
+@pytest.mark.parametrize(("seed", "fp8"), [*((s, False) for s in range(8)), *((s, True) for s in range(8, 14))])
+def test_extend_equals_softmax_over_each_query(seed, fp8):
     case = Case(seed)
+    if fp8:
+        case.to_fp8()
     rng = np.random.default_rng(seed)
     lengths = np.minimum(case.own, rng.integers(1, 40, case.rows))
     start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

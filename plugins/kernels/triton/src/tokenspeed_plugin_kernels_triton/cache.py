@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_plugin_kernels_triton.rope import cache_strides
+from tokenspeed_plugin_kernels_triton.rope import cache_strides, stored
 
 __all__ = ["lookup", "write"]
 
@@ -24,10 +24,14 @@ def _write(
         page, offset = slot // page_size, slot % page_size
         k_mask = (h < heads) & (d < D)
         k = tl.load(k_ptr + token * s_k + h * D + d, mask=k_mask)
-        tl.store(kc_ptr + page * s_page + offset * s_pos + h * s_head + d, k.to(kc_ptr.dtype.element_ty), mask=k_mask)
+        tl.store(
+            kc_ptr + page * s_page + offset * s_pos + h * s_head + d, stored(k, kc_ptr.dtype.element_ty), mask=k_mask
+        )
         v_mask = (h < heads) & (d < DV)
         v = tl.load(v_ptr + token * s_v + h * DV + d, mask=v_mask)
-        tl.store(vc_ptr + page * v_page + offset * v_pos + h * v_head + d, v.to(vc_ptr.dtype.element_ty), mask=v_mask)
+        tl.store(
+            vc_ptr + page * v_page + offset * v_pos + h * v_head + d, stored(v, vc_ptr.dtype.element_ty), mask=v_mask
+        )
 
 
 def write(

@@ -6,9 +6,18 @@ from tokenspeed.plugins import KernelSpec, Priority, hookimpl
 
 _HALF = ("bf16", "fp16")
 _ALL = ("bf16", "fp16", "fp32")
+_KV_CASTS = frozenset({"kv_bf16", "kv_fp16", "kv_fp32", "kv_fp8"})  # pages of another element type than the rest
 
 
-def _kernel(family: str, mode: str, target: str, dtypes: tuple[str, ...], *, factory: bool = False) -> KernelSpec:
+def _kernel(
+    family: str,
+    mode: str,
+    target: str,
+    dtypes: tuple[str, ...],
+    *,
+    factory: bool = False,
+    features: frozenset[str] = frozenset(),
+) -> KernelSpec:
     return KernelSpec(
         name="triton",
         family=family,
@@ -19,6 +28,7 @@ def _kernel(family: str, mode: str, target: str, dtypes: tuple[str, ...], *, fac
         requires=("triton>=3.4",),
         dtypes=dtypes,
         factory=factory,
+        features=features,
     )
 
 
@@ -30,11 +40,11 @@ def tokenspeed_kernels() -> list[KernelSpec]:
         _kernel("gemm", "linear_silu_mul", "gemm:linear_silu_mul", _HALF, factory=True),
         _kernel("norm", "rms_norm", "norm:rms_norm", _ALL),
         _kernel("norm", "add_rms_norm", "norm:add_rms_norm", _ALL),
-        _kernel("rope", "qkv_rope_write", "rope:qkv_rope_write", _ALL),
+        _kernel("rope", "qkv_rope_write", "rope:qkv_rope_write", _ALL, features=_KV_CASTS),
         _kernel("activation", "silu_and_mul", "activation:silu_and_mul", _ALL),
         _kernel("activation", "gelu_tanh_and_mul", "activation:gelu_tanh_and_mul", _ALL),
         _kernel("embedding", "lookup", "cache:lookup", _ALL),
-        _kernel("cache", "write", "cache:write", _ALL),
+        _kernel("cache", "write", "cache:write", _ALL, features=_KV_CASTS),
         _kernel("sampling", "argmax", "sampling:argmax", _ALL),
         _kernel("sampling", "draw", "draw:draw", _ALL),
         _kernel("sampling", "apply_bitmask", "sampling:apply_bitmask", _ALL),

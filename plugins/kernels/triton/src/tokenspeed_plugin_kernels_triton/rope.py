@@ -9,7 +9,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tokenspeed_plugin_kernels_triton.early import early_launch
 
-__all__ = ["cache_strides", "qkv_rope_write"]
+__all__ = ["cache_strides", "qkv_rope_write", "stored"]
+
+
+@triton.jit
+def stored(x, to: tl.constexpr):
+    """``x`` as pages of type ``to`` hold it: fp8 saturates at its largest value, 448; NaN stays NaN."""
+    if to == tl.float8e4nv:
+        wide = x.to(tl.float32)
+        x = tl.where(wide > 448.0, 448.0, tl.where(wide < -448.0, -448.0, wide))
+    return x.to(to)
 
 
 @triton.jit
@@ -69,16 +78,19 @@ def _qkv(
     page, offset = slot // page_size, slot % page_size
     row = page * s_page + offset * s_pos
     written = (slot + 0 * heads) >= 0  # one flag a head: a scalar flag does not broadcast under the interpreter
+    # Rounded to the model's type before that of the pages, as separate kernels would.
+    y1 = y1.to(q_out_ptr.dtype.element_ty)
+    y2 = y2.to(q_out_ptr.dtype.element_ty)
     k_head = heads - q_heads
     k_mask = mask & ((k_head >= 0) & (k_head < kv_heads) & written)[:, None]
     k_base = k_ptr + row + k_head[:, None] * s_head
-    tl.store(k_base + c1[None, :], y1.to(k_ptr.dtype.element_ty), mask=k_mask)
-    tl.store(k_base + c2[None, :], y2.to(k_ptr.dtype.element_ty), mask=k_mask)
+    tl.store(k_base + c1[None, :], stored(y1, k_ptr.dtype.element_ty), mask=k_mask)
+    tl.store(k_base + c2[None, :], stored(y2, k_ptr.dtype.element_ty), mask=k_mask)
     v_head = k_head - kv_heads
     v_mask = mask & ((v_head >= 0) & written)[:, None]
     v_base = v_ptr + row + v_head[:, None] * s_head
-    tl.store(v_base + c1[None, :], y1.to(v_ptr.dtype.element_ty), mask=v_mask)
-    tl.store(v_base + c2[None, :], y2.to(v_ptr.dtype.element_ty), mask=v_mask)
+    tl.store(v_base + c1[None, :], stored(y1, v_ptr.dtype.element_ty), mask=v_mask)
+    tl.store(v_base + c2[None, :], stored(y2, v_ptr.dtype.element_ty), mask=v_mask)
 
 
 def cache_strides(cache: torch.Tensor, layout: str) -> tuple[int, int, int, int]:

@@ -6,6 +6,7 @@ from tokenspeed_plugin_kernels_triton import activation, cache, draw, norm, rope
 from tokenspeed_plugin_kernels_triton.gemm import SmallGemm
 from tokenspeed_plugin_kernels_triton.tuning import GemmConfig
 
+from tokenspeed.builtin.kernels import cache as defined
 from tokenspeed.builtin.kernels import sampling as reference
 from tokenspeed.testing.kernel_cases import kernel_cases
 
@@ -152,6 +153,28 @@ def test_cache_write_skips_minus_one_and_takes_values_of_another_width(layout):
         torch.testing.assert_close(flat[5], source[0])
         torch.testing.assert_close(flat[20], source[2])
         assert int((flat != 0).any(-1).any(-1).sum()) == 2
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_writes_to_fp8_pages_are_those_of_the_definition_and_saturate(layout, dtype):
+    tokens, heads, dim = 6, 2, 32
+    # Values that fp8 holds: the interpreter rounds others to it in a way of its own.
+    k, v = (torch.randn(tokens, heads, dim).mul(9.0).to(torch.float8_e4m3fn).float() for _ in range(2))
+    k, v = (torch.where(x.abs() < 2.0**-6, 1.0, x) for x in (k, v))
+    k[0], k[1], v[3] = 500.0, -1e5, -1e30
+    k, v, slots = k.to(dtype), v.to(dtype), torch.tensor([5, 0, 20, 31, -1, 9])
+    shape = (2, heads, 16, dim) if layout == "HND" else (2, 16, heads, dim)
+    mine = [torch.zeros(shape, dtype=torch.float8_e4m3fn) for _ in range(4)]
+    theirs = [torch.zeros(shape, dtype=torch.float8_e4m3fn) for _ in range(2)]
+    cache.write(k, v, mine[0], mine[1], slots, layout)
+    defined.write(k, v, theirs[0], theirs[1], slots, layout)
+    # Without rotation and norm the fused kernel stores the same.
+    qkv = torch.cat((k, k, v), 1).view(tokens, -1)
+    rope.qkv_rope_write(qkv, torch.zeros(tokens, dtype=torch.int64), torch.zeros(1, 0), heads, heads, dim, mine[2], mine[3], slots, layout)  # fmt: skip
+    for got, expected in zip(mine, theirs * 2, strict=True):
+        assert torch.equal(got.float(), expected.float())
+    assert theirs[0].float().abs().max() == 448
 
 
 def test_lookup_gathers_rows():
