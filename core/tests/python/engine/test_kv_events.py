@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 import zmq
 
 from tokenspeed.engine.kv_events.batching import events_of
-from tokenspeed.engine.kv_events.config import KVEventsConfig, parse_kv_events_config
+from tokenspeed.engine.kv_events.config import LOOPBACK, KVEventsConfig, parse_kv_events_config
 from tokenspeed.engine.kv_events.publisher import KVEventPublisher
 from tokenspeed.engine.kv_events.wire import (
     END,
@@ -384,6 +386,89 @@ def test_what_was_handed_over_is_sent_before_the_end(publisher: Open) -> None:
             last = batches[-1].events[0]
     assert isinstance(last, BlockStored)
     assert last.block_hashes == [key_of(number + 199)]
+
+
+def test_a_batch_that_cannot_be_sent_is_a_missing_number(publisher: Open) -> None:
+    """The thread goes on; who asks for the batch again is told that it is gone."""
+    source = publisher()
+    broken = FakeRecord()
+    broken.stored(key_of(1), None, 0, [1, 1], group=5)  # no such group
+    with KVEventSubscriber(source.endpoint, source.replay_endpoint) as subscriber:
+        for record in (one_page(0), broken, one_page(2)):
+            source.publish(record)
+        with pytest.raises(LostEventsError, match="batch 1"):
+            take_all(subscriber, 3)
+    assert source.dropped == 1
+
+
+def test_a_thread_that_fails_holds_nobody_up(
+    publisher: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is published after it is dropped and counted, not queued until the queue is full."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of file descriptors")
+
+    monkeypatch.setattr(KVEventPublisher, "_try_to_send", fail)
+    source = publisher(max_queue_size=2)
+    source.publish(one_page(0))
+    source._thread.join(5)
+    for number in range(1, 10):
+        source.publish(one_page(number))
+    source.close()
+    assert source.dropped == 9
+    assert "out of file descriptors" in caplog.text
+    assert "subscribers must begin again: the sending thread has ended" in caplog.text
+
+
+def test_a_full_queue_costs_batches_and_no_time(publisher: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = threading.Event()
+    proper = KVEventPublisher._try_to_send
+
+    def wait(self: KVEventPublisher, *item: Any) -> None:
+        slow.wait(10)
+        proper(self, *item)
+
+    monkeypatch.setattr(KVEventPublisher, "_try_to_send", wait)
+    source = publisher(max_queue_size=2)
+    for number in range(10):
+        source.publish(one_page(number))
+    assert source.dropped in (7, 8)  # one is with the thread, or still in the queue
+    slow.set()
+    source.close()
+
+
+def test_a_client_that_reads_no_replay_is_cut_and_another_is_served(publisher: Open) -> None:
+    """What is queued for one client is bounded, whatever it asks for; who reads gets each replay whole, one after another."""
+    source = publisher(buffer_steps=50)
+    for number in range(50):
+        record = FakeRecord()
+        record.stored(key_of(number), None, 0, [number] * 1000)
+        source.publish(record)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as greedy, context.socket(zmq.DEALER) as reader:
+        greedy.rcvhwm, greedy.linger, reader.linger = 1, 0, 0
+        greedy.connect(str(source.replay_endpoint))
+        for _ in range(200):
+            greedy.send_multipart((b"", number_frame(0)))
+        reader.connect(str(source.replay_endpoint))
+        for _ in range(5):
+            reader.send_multipart((b"", number_frame(0)))
+            numbers = []
+            while numbers[-1:] != [END]:
+                assert reader.poll(5000)
+                numbers.append(reader.recv_multipart()[1])
+            assert numbers == [*map(number_frame, range(50)), END]
+    source.close()
+    assert source.replays_cut > 0
+
+
+def test_nobody_else_on_the_network_listens_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events hold the tokens of every prompt."""
+    monkeypatch.setattr("tokenspeed.engine.kv_events.publisher.LOOPBACK", LOOPBACK.replace("5557", "*"))
+    source = KVEventPublisher(parse_kv_events_config('{"enable_kv_cache_events": true}'), block_sizes=[PAGE])
+    source.close()
+    assert LOOPBACK == "tcp://127.0.0.1:5557"
+    assert source.endpoint.startswith("tcp://127.0.0.1:")
 
 
 def test_an_address_in_use_is_told(publisher: Open) -> None:

@@ -9,9 +9,11 @@ import msgspec
 from tokenspeed.config import EngineConfig
 from tokenspeed.errors import ConfigError
 
-__all__ = ["KVEventsConfig", "check_kv_events", "kv_events_of", "parse_kv_events_config"]
+__all__ = ["LOOPBACK", "KVEventsConfig", "check_kv_events", "kv_events_of", "parse_kv_events_config"]
 
 _FLAG = "--kv-events-config"
+#: Where events are published unless an endpoint is given.
+LOOPBACK = "tcp://127.0.0.1:5557"
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,17 +22,18 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         enable_kv_cache_events: record events at all.
         publisher: ``zmq`` sends them, ``null`` does not; ``None`` is ``zmq`` where events are enabled.
-        endpoint: of the PUB socket. It binds where the address has a ``*`` or ``::``, and for ``ipc://``; otherwise it connects.
+        endpoint: of the PUB socket. It binds where the address has a ``*`` or ``::``, and for ``ipc://``; otherwise it connects. ``None`` binds
+            ``LOOPBACK``: events hold the tokens of every prompt, and other hosts read them only where an address says so.
         replay_endpoint: of the socket that answers with past batches; ``None`` for none. It always binds.
         buffer_steps: past batches kept for that.
         hwm: messages kept for a subscriber that does not keep up, before further ones are lost to it; 0 for no bound.
-        max_queue_size: batches on their way to the publisher's thread; the engine waits where there are as many.
+        max_queue_size: batches on their way to the publisher's thread; further ones are dropped, which subscribers see by the numbers.
         topic: first frame of every message.
     """
 
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] | None = None
-    endpoint: str = "tcp://*:5557"
+    endpoint: str | None = None
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
     hwm: int = 100_000
