@@ -186,13 +186,13 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         metavar="N",
     ),
     Flag(
-    Flag(
         name="session-retain-percent",
         group="memory",
         help="share of the device's KV pool that sessions (session_id, retain_s) may keep between their turns",
         read=count(0),
         metavar="PERCENT",
     ),
+    Flag(
         name="kv-events-config",
         group="memory",
         help="publish what enters and leaves the KV cache, for routers: a JSON object with vLLM's fields, see docs/kv-events.md",

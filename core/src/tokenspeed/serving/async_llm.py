@@ -189,16 +189,16 @@ class AsyncLLM:
         self.metrics.aborted[reason] += len(rids)
         return len(rids)
 
+    def release_session(self, session: Session) -> None:
+        """Keep nothing for it any longer; nobody waits for the engine's answer."""
+        self.client.tell("release_session", session.number)
+
     def fail_all(self, error: TokenSpeedError, reason: str) -> None:
         """Give every request up: its client gets ``error``, the engine is told to end it."""
         choices, self._live = list(self._live.values()), {}
         now = time.monotonic()
         for choice in choices:
             self._closing.add(choice.rid)
-    def release_session(self, session: Session) -> None:
-        """Keep nothing for it any longer; nobody waits for the engine's answer."""
-        self.client.tell("release_session", session.number)
-
             self._tell_abort(choice.rid, reason)
             self._end(choice, "error", now)
             choice.generation.fail(error)

@@ -95,7 +95,9 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     about = parser_context(
         tools if choice.active else [], prompt, context.llm.tokenizer.special_tokens, messages, held=calls
     )
-    texts = [_choice_text(context, about, body, parser if choice.active else None, choice.required) for _ in range(body.n)]
+    texts = [
+        _choice_text(context, about, body, parser if choice.active else None, choice.required) for _ in range(body.n)
+    ]
     special = any(text.needs_special_tokens for text in texts) or _special_markers(context, held)
     request = GenerationRequest(
         prompts=[tokens],
@@ -112,12 +114,12 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         salt=(body.cache_salt or "").encode(),
         request_id=context.new_id("chatcmpl", http),
         streaming=body.stream,
+        session=session,
     )
     model = body.model or context.model_names[0]
     return ChatJob(context, body, options, request, model, texts, choice.named, looks_for_calls=choice.active)
 
 
-        session=session,
 def _template(context: ServerContext, with_tools: bool) -> Renderer:
     template = context.llm.tokenizer.template_for(with_tools)
     if template is None:
