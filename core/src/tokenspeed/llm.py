@@ -31,6 +31,7 @@ from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.selection import load_target
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits, check_context
+from tokenspeed.serving.rendering import rendered
 from tokenspeed.serving.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -232,8 +233,8 @@ class LLM:
             raise RequestError(
                 "this model has no chat template; use generate, or pass chat_template", code="no_chat_template"
             )
-        text = template.render(
-            [dict(m) for m in messages], tools=[dict(t) for t in tools] or None, add_generation_prompt=True
+        text = rendered(
+            template, [dict(m) for m in messages], tools=[dict(t) for t in tools] or None, add_generation_prompt=True
         )
         return self.tokenizer.encode(text, add_special_tokens=False)
 

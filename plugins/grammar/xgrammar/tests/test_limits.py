@@ -87,6 +87,8 @@ REFUSED: list[tuple[str, str, str]] = [
         ),
         "endless",
     ),
+    ("json_schema", '{"const": 1, "$ref": "#"}', "endlessly"),
+    ("json_schema", '{"const": 1, "anyOf": [{"$ref": "#"}]}', "endlessly"),
     ("choice", json.dumps([f"c{i}" for i in range(20_000)]), "1000"),
     ("regex", "a" * 9000, "8192"),
     ("ebnf", 'root ::= "' + "a" * 70_000 + '"', "65536"),

@@ -172,7 +172,12 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
         raise RequestError(f"tools: at most {_MAX_TOOLS}, got {len(request.tools)}", param="tools")
     for at, tool in enumerate(request.tools):
         prefix = f"tools[{at}]."
-        parse_object(parse_object(tool, FunctionTool, {}, prefix).function, Function, {}, f"{prefix}function.")
+        function = parse_object(
+            parse_object(tool, FunctionTool, {}, prefix).function, Function, {}, f"{prefix}function."
+        )
+        if not isinstance((function.parameters or {}).get("properties", {}), dict):
+            param = f"{prefix}function.parameters"
+            raise RequestError(f"{param}: a JSON schema's properties are an object", param=param)
     return request.tools
 
 

@@ -31,6 +31,7 @@ from tokenspeed.serving.protocol.sampling import (
 )
 from tokenspeed.serving.protocol.structured import answer_of
 from tokenspeed.serving.protocol.tool_choice import tool_choice_of
+from tokenspeed.serving.rendering import rendered
 from tokenspeed.serving.routes.chat_answer import ChatJob, stream_chat, whole_chat
 from tokenspeed.serving.sse import answer, stream_answer, to_json
 
@@ -131,7 +132,8 @@ def _template(context: ServerContext, with_tools: bool) -> Renderer:
 
 
 def _render(template: Renderer, body: ChatRequest, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    return template.render(
+    return rendered(
+        template,
         messages,
         tools=tools or None,
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,

@@ -14,6 +14,7 @@ from tokenspeed.serving.context import HttpRequest, context_of
 from tokenspeed.serving.protocol.chat import ChatRequest, check_template_kwargs, conversation, tools_of
 from tokenspeed.serving.protocol.completions import check_ids
 from tokenspeed.serving.protocol.parse import parse_object
+from tokenspeed.serving.rendering import rendered
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest", "detokenize", "tokenize"]
 
@@ -57,7 +58,8 @@ async def tokenize(request: HttpRequest) -> dict[str, Any]:
         if template is None or not body.messages:
             raise RequestError("messages: there are none, or the model has no chat template", param="messages")
         render = partial(
-            template.render,
+            rendered,
+            template,
             conversation(chat, context.limits),
             tools=tools_of(chat) or None,
             add_generation_prompt=body.add_generation_prompt,

@@ -37,6 +37,13 @@ def normal_form(kind: str, value: str) -> Any:
     """
     if len(value) > MAX_SCHEMA_CHARS:
         raise refuse("$", f"a grammar of {len(value)} characters; {MAX_SCHEMA_CHARS} are allowed")
+    try:
+        return _form(kind, value)
+    except RecursionError:
+        raise refuse("$", "it is nested too deep, or refers to itself endlessly") from None
+
+
+def _form(kind: str, value: str) -> Any:
     match kind:
         case "json_object":
             return normalise({"type": "object"})

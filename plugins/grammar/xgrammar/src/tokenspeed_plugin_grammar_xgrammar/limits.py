@@ -16,6 +16,7 @@ __all__ = [
     "MAX_EBNF_CHARS",
     "MAX_EBNF_REPEAT",
     "MAX_EVALUATION",
+    "MAX_EVALUATION_DEPTH",
     "MAX_EXCLUDED_NAMES_CHARS",
     "MAX_NODES",
     "MAX_PROPERTIES",
@@ -51,6 +52,8 @@ MAX_CHOICES = 1_000
 MAX_CHOICE_CHARS = 32_768
 #: Steps of checking constants against the keywords beside them.
 MAX_EVALUATION = 200_000
+#: Levels of schemas and references that one constant is checked through: each takes a few frames of Python's stack.
+MAX_EVALUATION_DEPTH = 100
 #: minLength, maxLength, minItems and maxItems.
 MAX_COUNT = 1_000
 #: Characters of a regular expression as it is written.

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from tokenspeed_plugin_grammar_xgrammar.formats import ENCODINGS, FORMATS, format_pattern
-from tokenspeed_plugin_grammar_xgrammar.limits import MAX_EVALUATION, refuse
+from tokenspeed_plugin_grammar_xgrammar.limits import MAX_EVALUATION, MAX_EVALUATION_DEPTH, refuse
 from tokenspeed_plugin_grammar_xgrammar.regex import Node, matches, search, size
 from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
 
@@ -47,6 +47,7 @@ class Evaluator:
     def __init__(self, resolve: Callable[[str], Any]) -> None:
         self.resolve = resolve
         self._steps = 0
+        self._depth = 0
 
     def spend(self, steps: int, path: str) -> None:
         """Count ``steps``.
@@ -67,9 +68,18 @@ class Evaluator:
         self.spend(1, path)
         if isinstance(schema, bool):
             return schema
-        return all(
-            _RULES[key](Asked(self, schema, path), value, wanted) for key, wanted in schema.items() if key in _RULES
-        )
+        if self._depth == MAX_EVALUATION_DEPTH:
+            raise refuse(
+                path,
+                f"a constant is checked against schemas more than {MAX_EVALUATION_DEPTH} deep, or that refer to themselves endlessly",
+            )
+        self._depth += 1
+        try:
+            return all(
+                _RULES[key](Asked(self, schema, path), value, wanted) for key, wanted in schema.items() if key in _RULES
+            )
+        finally:
+            self._depth -= 1
 
 
 @dataclass(frozen=True, slots=True)
