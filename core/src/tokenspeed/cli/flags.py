@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed.cli.readers import count, dtype, number, or_none, size_in_bytes
+from tokenspeed.cli.readers import DTYPES, KV_DTYPES, count, dtype, number, or_none, size_in_bytes
 
 __all__ = ["ENGINE_FLAGS", "REFUSED", "SERVING_FLAGS", "Flag", "Refusal"]
 
@@ -44,8 +44,6 @@ class Flag:
         return self.name.replace("-", "_")
 
 
-_DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
-_KV_DTYPES = (*_DTYPES, "fp8", "fp8_e4m3")
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 ENGINE_FLAGS: tuple[Flag, ...] = (
@@ -62,8 +60,8 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         help="format of the weights; dummy makes random ones",
         choices=("auto", "safetensors", "gguf", "dummy"),
     ),
-    Flag(name="dtype", group="model", help="element type of weights and activations", choices=_DTYPES, read=dtype),
-    Flag(name="kv-cache-dtype", group="model", help="element type of the KV cache", choices=_KV_DTYPES, read=dtype),
+    Flag(name="dtype", group="model", help="element type of weights and activations", choices=DTYPES, read=dtype),
+    Flag(name="kv-cache-dtype", group="model", help="element type of the KV cache", choices=KV_DTYPES, read=dtype),
     Flag(
         name="max-model-len",
         group="model",

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["count", "dtype", "number", "or_none", "size_in_bytes"]
+__all__ = ["DTYPES", "KV_DTYPES", "count", "dtype", "number", "or_none", "size_in_bytes"]
+
+#: What ``dtype`` reads for ``--dtype``, and for ``--kv-cache-dtype``.
+DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
+KV_DTYPES = (*DTYPES, "fp8", "fp8_e4m3")
 
 
 def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
