@@ -26,7 +26,7 @@ from tokenspeed.engine.kv_events.config import kv_events_of
 from tokenspeed.engine.kv_events.publisher import KVEventPublisher
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
-from tokenspeed.engine.tiers import CacheSource, Tiers, make_cache
+from tokenspeed.engine.tiers import CacheSource, Tiers, copy_bytes, make_cache
 from tokenspeed.errors import ConfigError, ModelError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
 from tokenspeed.interfaces.kernel import KernelContext, KernelRequest
@@ -221,10 +221,12 @@ def _count_pages(
     config = assembly.config
     if config.max_total_tokens is not None:
         return pages_in_tokens(config.max_total_tokens, assembly.page_size)
+    element_bytes = dtype_from_name(config.kv_cache_dtype).itemsize
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = platform.kv_memory_bytes(config.gpu_memory_utilization)
-    element_bytes = dtype_from_name(config.kv_cache_dtype).itemsize
+        if platform.device.type != "cpu":
+            budget = max(0, budget - copy_bytes(config, groups, assembly.page_size, element_bytes))
     pages = pages_in_budget(groups, assembly.page_size, element_bytes, budget)
     return pages if everyone is None else everyone.smallest(pages)
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenspeed._scheduler import ExecutionPlan, Scheduler
+from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import Assembly
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStore, KVStoreContext
@@ -22,10 +23,12 @@ from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.cache_ops import runs
 from tokenspeed.runtime.host_pool import HostPool, host_pages
 from tokenspeed.runtime.kv_pool import KVPool
+from tokenspeed.runtime.page_copies import staging_bytes
 from tokenspeed.runtime.store_guard import StoreGuard
+from tokenspeed.types import CacheGroup
 from tokenspeed.weights.fingerprint import fingerprint
 
-__all__ = ["CacheSource", "Load", "Tiers", "host_pages_of", "make_cache"]
+__all__ = ["CacheSource", "Load", "Tiers", "copy_bytes", "host_pages_of", "make_cache"]
 
 #: What the end of an engine waits for pages on their way to the host and the store.
 _FAREWELL_S = 5.0
@@ -171,6 +174,17 @@ class Tiers:
             self._cache.close()
 
 
+def _tier_size(config: EngineConfig) -> tuple[float, int | None]:
+    """Ratio to the device's pages and bytes, of which the second one counts where it is given."""
+    default = 1.0 if config.kvstore is not None and config.kvstore_size is None else 0.0
+    return default if config.kvstore_ratio is None else config.kvstore_ratio, config.kvstore_size
+
+
+def copy_bytes(config: EngineConfig, groups: Sequence[CacheGroup], page_size: int, element_bytes: int) -> int:
+    """Memory of an accelerator that copies to and from the host tier take beside the KV pool; 0 without a host tier."""
+    return staging_bytes(groups, page_size, element_bytes) if any(_tier_size(config)) else 0
+
+
 def host_pages_of(assembly: Assembly, pool: KVPool) -> list[int]:
     """Host pages of each cache group; empty where there is no host tier.
 
@@ -178,11 +192,9 @@ def host_pages_of(assembly: Assembly, pool: KVPool) -> list[int]:
         ConfigError: no host page can be had where one is asked for, or more than the machine has.
     """
     config = assembly.config
-    ratio, size = config.kvstore_ratio, config.kvstore_size
-    if ratio is None and size is None:
-        ratio = 1.0 if config.kvstore is not None else 0.0
+    ratio, size = _tier_size(config)
     page_bytes = [_page_bytes(pool, group) for group in range(len(pool.groups))]
-    pages = host_pages(page_bytes, pool.num_pages, ratio=ratio or 0.0, size=size)
+    pages = host_pages(page_bytes, pool.num_pages, ratio=ratio, size=size)
     if not any(pages) and (size is not None or config.kvstore is not None):
         flag = "--kvstore-ratio" if size is None else "--kvstore-size"
         raise ConfigError(

@@ -23,12 +23,16 @@ import numpy.typing as npt
 import torch
 
 from tokenspeed.runtime.host_pool import HostPool, part_bytes
+from tokenspeed.types import CacheGroup
 
-__all__ = ["PageCopies", "PageMove", "StreamCopies", "ThreadCopies"]
+__all__ = ["PageCopies", "PageMove", "StreamCopies", "ThreadCopies", "staging_bytes"]
 
 _log = logging.getLogger(__name__)
 
 Done = Callable[[int, int], None]
+
+#: Layers of a slice, and pages that share the staging buffer.
+_LAYERS, _CHUNK = 12, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,20 +198,34 @@ def _as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 
 @dataclass(eq=False)
 class _Flying:
-    """Operations whose last copy ``event`` stands behind; ``staging`` must live as long."""
+    """Operations whose last copy ``event`` stands behind. Those that ``failed`` may have copies under way too: their pages are told of no sooner."""
 
     moves: Sequence[PageMove]
     event: torch.Event
+    failed: bool
+
+
+def staging_bytes(groups: Sequence[CacheGroup], page_size: int, element_bytes: int) -> int:
+    """Memory of the device that ``StreamCopies`` takes, at most."""
+    layers = [(group.bytes_per_token(element_bytes), len(group.layers)) for group in groups]
+    slices = [
+        -(-size * (min(_LAYERS, count) + 1) // count) for size, count in layers
+    ]  # a layer more for what is gathered
+    return _CHUNK * page_size * max(slices)
 
 
 class StreamCopies(PageCopies):
     """For pools in the memory of an accelerator, and pinned host pages.
 
     A slice of ``layers`` layers of a page is one copy between host and a staging buffer on the device, and one kernel for each tensor between staging and
-    pages: copying tensor by tensor would cost hundreds of launches a page.
+    pages: copying tensor by tensor would cost hundreds of launches a page. ``chunk`` pages share the buffer, whose size ``staging_bytes`` tells.
+
+    Copies of a plan that cannot be launched, for want of memory as a rule, are misses.
     """
 
-    def __init__(self, host: HostPool, done: Done, *, device: torch.device, layers: int = 12, chunk: int = 32) -> None:
+    def __init__(
+        self, host: HostPool, done: Done, *, device: torch.device, layers: int = _LAYERS, chunk: int = _CHUNK
+    ) -> None:
         self._host = host
         self._done = done
         self._device = device
@@ -219,42 +237,57 @@ class StreamCopies(PageCopies):
         self._group_slices = slices
         size = max(end - begin for each in slices for begin, end, _ in each)
         self._staging = torch.empty((chunk, size), dtype=torch.uint8, device=device)
+        widest = max(part_bytes(tensor) for parts in host.parts for part in parts for tensor in part.tensors)
+        self._gathered = torch.empty(chunk * widest, dtype=torch.uint8, device=device)
 
     def write_back(self, moves: Sequence[PageMove]) -> None:
-        self._begin()
-        with self._stream:
-            for move in moves:
-                rows = self._host.rows(move.group)
-                for begin, end, parts in self._group_slices[move.group]:
-                    for device, host in self._chunks(move):
-                        staging = self._staging[: len(host), : end - begin]
-                        self._gather(move.group, parts, device, staging, begin)
-                        for i, page in enumerate(host):
-                            rows[page, begin:end].copy_(staging[i], non_blocking=True)
-            self._fly(moves)
+        self._launch(moves, self._write)
 
     def load_back(self, moves: Sequence[PageMove]) -> None:
+        self._launch(moves, self._load)
+
+    def _launch(self, moves: Sequence[PageMove], queue_copies: Callable[[Sequence[PageMove]], None]) -> None:
         self._begin()
-        most = max(len(slices) for slices in self._group_slices)
+        failed = False
         with self._stream:
-            for turn in range(most):
-                reached = []
-                for move in moves:
-                    slices = self._group_slices[move.group]
-                    if turn >= len(slices):
-                        continue
-                    begin, end, parts = slices[turn]
-                    rows = self._host.rows(move.group)
-                    for device, host in self._chunks(move):
-                        staging = self._staging[: len(host), : end - begin]
-                        for i, page in enumerate(host):
-                            staging[i].copy_(rows[page, begin:end], non_blocking=True)
-                        self._scatter(move.group, parts, device, staging, begin)
-                    reached += [self._host.parts[move.group][part].layer for part in parts]
-                event = torch.Event(self._device.type)
-                event.record(self._stream)
-                self._reached.update(dict.fromkeys(reached, event))
-            self._fly(moves)
+            try:
+                queue_copies(moves)
+            except (RuntimeError, MemoryError) as error:
+                _log.error("Copying pages failed: %s: %s", type(error).__name__, error)
+                failed = True
+            event = torch.Event(self._device.type)
+            event.record(self._stream)
+        self._flying.append(_Flying(moves, event, failed))
+
+    def _write(self, moves: Sequence[PageMove]) -> None:
+        for move, chunks in zip(moves, self._chunks(moves), strict=True):
+            rows = self._host.rows(move.group)
+            for begin, end, parts in self._group_slices[move.group]:
+                for device, host in chunks:
+                    staging = self._staging[: len(host), : end - begin]
+                    self._gather(move.group, parts, device, staging, begin)
+                    for i, page in enumerate(host):
+                        rows[page, begin:end].copy_(staging[i], non_blocking=True)
+
+    def _load(self, moves: Sequence[PageMove]) -> None:
+        chunks = self._chunks(moves)
+        for turn in range(max(len(slices) for slices in self._group_slices)):
+            reached = []
+            for move, move_chunks in zip(moves, chunks, strict=True):
+                slices = self._group_slices[move.group]
+                if turn >= len(slices):
+                    continue
+                begin, end, parts = slices[turn]
+                rows = self._host.rows(move.group)
+                for device, host in move_chunks:
+                    staging = self._staging[: len(host), : end - begin]
+                    for i, page in enumerate(host):
+                        staging[i].copy_(rows[page, begin:end], non_blocking=True)
+                    self._scatter(move.group, parts, device, staging, begin)
+                reached += [self._host.parts[move.group][part].layer for part in parts]
+            event = torch.Event(self._device.type)
+            event.record(self._stream)
+            self._reached.update(dict.fromkeys(reached, event))
 
     def wait_layer(self, layer: int) -> None:
         if (event := self._reached.get(layer)) is not None:
@@ -266,8 +299,9 @@ class StreamCopies(PageCopies):
 
     def poll(self) -> None:
         while self._flying and self._flying[0].event.query():
-            for move in self._flying.pop(0).moves:
-                self._done(move.number, len(move.host))
+            flying = self._flying.pop(0)
+            for move in flying.moves:
+                self._done(move.number, 0 if flying.failed else len(move.host))
         if not self._flying:
             self._reached.clear()
 
@@ -284,11 +318,6 @@ class StreamCopies(PageCopies):
         before.record(torch.accelerator.current_stream(self._device))
         before.wait(self._stream)
 
-    def _fly(self, moves: Sequence[PageMove]) -> None:
-        event = torch.Event(self._device.type)
-        event.record(self._stream)
-        self._flying.append(_Flying(moves, event))
-
     def _slices(self, group: int) -> list[tuple[int, int, range]]:
         """(begin, end, parts) of a host page's bytes, a few layers each."""
         parts = self._host.parts[group]
@@ -299,15 +328,23 @@ class StreamCopies(PageCopies):
             cut.append((parts[first].offset, last.offset + last.nbytes, indices))
         return cut
 
-    def _chunks(self, move: PageMove) -> list[tuple[torch.Tensor, list[int]]]:
-        """Device pages, as an index on the device, and host pages, as many as staging holds."""
-        index = torch.from_numpy(move.device.astype(np.int64)).pin_memory().to(self._device, non_blocking=True)
-        host = move.host.tolist()
-        return [(index[at : at + self._chunk], host[at : at + self._chunk]) for at in range(0, len(host), self._chunk)]
+    def _chunks(self, moves: Sequence[PageMove]) -> list[list[tuple[torch.Tensor, list[int]]]]:
+        """Of each move: device pages, as an index on the device, and host pages, as many as staging holds. One upload for all of them."""
+        pages = np.concatenate([move.device for move in moves]).astype(np.int64)
+        index = torch.from_numpy(pages).pin_memory().to(self._device, non_blocking=True)
+        chunks, begin = [], 0
+        for move in moves:
+            host, own = move.host.tolist(), index[begin : begin + len(move.host)]
+            starts = range(0, len(host), self._chunk)
+            chunks.append([(own[at : at + self._chunk], host[at : at + self._chunk]) for at in starts])
+            begin += len(host)
+        return chunks
 
     def _gather(self, group: int, parts: range, device: torch.Tensor, staging: torch.Tensor, begin: int) -> None:
         for pages, at, size in self._places(group, parts, begin):
-            staging[:, at : at + size].copy_(pages.index_select(0, device))
+            gathered = self._gathered[: len(device) * size].view(len(device), size)
+            torch.index_select(pages, 0, device, out=gathered)
+            staging[:, at : at + size].copy_(gathered)
 
     def _scatter(self, group: int, parts: range, device: torch.Tensor, staging: torch.Tensor, begin: int) -> None:
         for pages, at, size in self._places(group, parts, begin):
