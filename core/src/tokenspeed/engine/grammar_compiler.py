@@ -23,7 +23,7 @@ from tokenspeed.interfaces.grammar import GrammarRequest
 __all__ = ["Compiled", "GrammarCompiler"]
 
 #: Grammars that wait for the process at most.
-_MAX_QUEUE = 256
+_MAX_QUEUE = 32
 #: How long the process may take to import the backend and read the vocabulary.
 _START_S = 300.0
 #: Wall time beside which a compilation's processor time counts: on a machine that is busy with its engine the process hardly runs.
@@ -170,9 +170,18 @@ class GrammarCompiler:
         with self._changed:
             if self._closed:
                 raise GrammarError("the engine ends", status=503)
-            process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-            )
+            try:
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise GrammarError(
+                    f"the process that compiles grammars cannot be started: {error}", status=503
+                ) from error
             self._process = process
         assert process.stdin is not None, "it was started with pipes"
         try:
@@ -196,7 +205,12 @@ class GrammarCompiler:
         frame = read_frame(process.stdout)
         if not frame:
             raise self._death(process)
-        return msgspec.msgpack.decode(frame, type=CompileReply)
+        try:
+            return msgspec.msgpack.decode(frame, type=CompileReply)
+        except msgspec.DecodeError as error:
+            self._end()  # what else it sends is out of step
+            text = f"the process that compiles grammars sent what is no answer: {error}; try again"
+            raise GrammarError(text, status=503) from error
 
     def _death(self, process: subprocess.Popen[bytes]) -> GrammarError:
         status = process.wait()

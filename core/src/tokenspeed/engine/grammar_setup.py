@@ -95,7 +95,7 @@ def load_grammar_parts(assembly: Assembly, *, vocab_size: int, rank: int = 0) ->
 def build_grammars(parts: GrammarParts) -> Grammars:
     """Where rank 0's requests wait for their grammars."""
     if parts.start is None or parts.store is None:
-        return Grammars(reason=parts.reason) if parts.reason else Grammars()
+        return Grammars(reason=parts.reason)
     return Grammars(
         GrammarCompiler(parts.start, prepare=parts.store.get),
         limits=GrammarLimits(value_bytes=parts.start.value_bytes),

@@ -155,7 +155,10 @@ def _limit_seconds(seconds: float) -> None:
     """Have the kernel end this process past its time, should a library hold on to it and nobody else be left to do so."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     limit = math.ceil(usage.ru_utime + usage.ru_stime + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    with contextlib.suppress(OSError, ValueError):  # the engine kills it past its time all the same
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
 if __name__ == "__main__":

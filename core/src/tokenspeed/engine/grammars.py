@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,9 +18,12 @@ from tokenspeed.runtime.plan import SlotGrammar
 
 __all__ = ["Compiler", "GrammarFigures", "Grammars", "grammar_key"]
 
-#: Serialised grammars kept, in bytes; errors kept, in number.
+#: Serialised grammars kept, in bytes, with what each takes beside that; errors kept, in number.
 _MAX_BYTES = 256 << 20
+_ENTRY_BYTES = 256
 _MAX_ERRORS = 1024
+#: How long a request waits for its grammar at most, the start of the process that compiles included.
+_WAIT_S = 120.0
 
 _NO_BACKEND = (
     "no grammar backend is active, so that nothing can be constrained: pip install tokenspeed-plugin-grammar-xgrammar "
@@ -69,19 +73,23 @@ class Grammars:
         limits: what a request may ask for.
         stop_ids: the model's stop tokens; without any no grammar can end.
         max_bytes: of serialised grammars that are kept, the least recently used ones given up.
+        wait_s: a request that has waited so long is refused with status 503.
+        clock: seconds.
     """
 
     def __init__(
         self,
         compiler: Compiler | None = None,
         *,
-        reason: str = _NO_BACKEND,
+        reason: str = "",
         limits: GrammarLimits | None = None,
         stop_ids: Sequence[int] = (),
         max_bytes: int = _MAX_BYTES,
+        wait_s: float = _WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._compiler = compiler
-        self._reason = reason
+        self._reason = reason or _NO_BACKEND
         self._limits = limits or GrammarLimits()
         self._stop_ids = tuple(stop_ids)
         self._max_bytes = max_bytes
@@ -89,6 +97,10 @@ class Grammars:
         self._kept: OrderedDict[bytes, bytes] = OrderedDict()
         self._errors: OrderedDict[bytes, str] = OrderedDict()
         self._waiting: dict[bytes, dict[int, tuple[LiveRequest, Grammar]]] = {}
+        self._wait_s = wait_s
+        self._clock = clock
+        #: since when each request waits, and for which grammar; the longest first
+        self._since: dict[int, tuple[float, bytes]] = {}
         self.figures = GrammarFigures()
 
     @property
@@ -140,23 +152,25 @@ class Grammars:
                 self.figures.failures += 1
                 raise
         self._waiting.setdefault(key, {})[request.id] = request, grammar
+        self._since[request.id] = self._clock(), key
         return False
 
     def leave(self, request: LiveRequest) -> bool:
         """``request`` ends; whether it was waiting. A compilation that has begun goes on: the next one may want it."""
-        left = False
-        for key, waiting in list(self._waiting.items()):
-            if waiting.pop(request.id, None) is None:
-                continue
-            left = True
-            if not waiting:
-                del self._waiting[key]
-                assert self._compiler is not None, "it was asked"
-                self._compiler.withdraw(key)
-        return left
+        since = self._since.pop(request.id, None)
+        if since is None:
+            return False
+        key = since[1]
+        waiting = self._waiting[key]
+        del waiting[request.id]
+        if not waiting:
+            del self._waiting[key]
+            assert self._compiler is not None, "it was asked"
+            self._compiler.withdraw(key)
+        return True
 
     def collect(self) -> list[tuple[LiveRequest, GrammarError | None]]:
-        """Requests whose wait is over since the last call, in order of their arrival for each grammar, and what went wrong."""
+        """Requests whose wait is over since the last call, in order of their arrival for each grammar, and what went wrong: too long a wait, too."""
         if self._compiler is None:
             return []
         over: list[tuple[LiveRequest, GrammarError | None]] = []
@@ -171,9 +185,26 @@ class Grammars:
             else:
                 self._keep(result.key, result.data)
             for request, grammar in waiting.values():
+                del self._since[request.id]
                 if result.error is None:
                     request.grammar = SlotGrammar(result.key, result.data, grammar.reasoning_end)
                 over.append((request, result.error))
+        over += self._expired()
+        return over
+
+    def _expired(self) -> list[tuple[LiveRequest, GrammarError | None]]:
+        """Requests that have waited too long; others' grammars may stand before theirs."""
+        over: list[tuple[LiveRequest, GrammarError | None]] = []
+        end = self._clock() - self._wait_s
+        while self._since:
+            number, (since, key) = next(iter(self._since.items()))
+            if since > end:
+                break
+            request, _ = self._waiting[key][number]
+            self.leave(request)
+            self.figures.failures += 1
+            text = f"the request waited {self._wait_s:g} s for its grammar to be compiled; try again later"
+            over.append((request, GrammarError(text, param="grammar", status=503)))
         return over
 
     def wait(self, timeout_s: float) -> None:
@@ -187,10 +218,12 @@ class Grammars:
             self._compiler.close()
 
     def _keep(self, key: bytes, data: bytes) -> None:
-        self._bytes += len(data) - len(self._kept.pop(key, b""))
+        if (old := self._kept.pop(key, None)) is not None:
+            self._bytes -= len(old) + _ENTRY_BYTES
+        self._bytes += len(data) + _ENTRY_BYTES
         self._kept[key] = data
         while self._bytes > self._max_bytes and len(self._kept) > 1:
-            self._bytes -= len(self._kept.popitem(last=False)[1])
+            self._bytes -= len(self._kept.popitem(last=False)[1]) + _ENTRY_BYTES
 
     def _keep_error(self, key: bytes, error: str) -> None:
         self._errors[key] = error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -113,12 +115,12 @@ def test_the_queue_is_bounded_and_what_nobody_waits_for_is_left_out(bench):
     bench.compiler.submit(b"slow", GrammarRequest(kind="regex", value=r"\!sleep"))
     time.sleep(0.1)
     request = GrammarRequest(kind="regex", value="a")
-    for number in range(256):
+    for number in range(32):
         bench.compiler.submit(b"%d" % number, request)
     with pytest.raises(GrammarError, match="try again later") as caught:
         bench.compiler.submit(b"more", request)
     assert caught.value.status == 503
-    for number in range(256):
+    for number in range(32):
         bench.compiler.withdraw(b"%d" % number)
     bench.compiler.submit(b"last", request)
     assert [bench.next().key, bench.next().key] == [b"slow", b"last"]
@@ -132,3 +134,31 @@ def test_closing_ends_the_process_in_the_middle_of_a_grammar(bench):
     bench.compiler.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_process_that_cannot_be_started_is_not_the_grammars_fault(bench):
+    bench.compiler._command = ["/no/such/program"]
+    result = bench.compile("a")
+    assert (result.error.status, result.lasting) == (503, False)
+    assert "cannot be started" in result.error.message
+
+
+def test_a_process_that_answers_nonsense_is_replaced(bench):
+    script = "import struct, sys; sys.stdout.buffer.write(struct.pack('<Q', 3) + b'\\xc1ab'); sys.stdout.flush(); sys.stdin.read()"
+    whole, bench.compiler._command = bench.compiler._command, [sys.executable, "-c", script]
+    result = bench.compile("a")
+    assert (result.error.status, result.lasting) == (503, False)
+    assert "no answer" in result.error.message
+    assert bench.compiler.pid is None
+    bench.compiler._command = whole
+    assert bench.compile("a").error is None
+
+
+def test_a_hard_limit_on_processor_time_is_kept_to():
+    """As ``ulimit -t`` leaves it: below what one compilation may take."""
+    script = (
+        "import resource; from tokenspeed.engine.grammar_worker import _limit_seconds; "
+        "resource.setrlimit(resource.RLIMIT_CPU, (30, 30)); _limit_seconds(600); print(resource.getrlimit(resource.RLIMIT_CPU))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "(30, 30)"

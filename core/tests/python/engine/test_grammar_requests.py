@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import types
 
 import pytest
 
+from tokenspeed.engine.grammars import Grammars
 from tokenspeed.messages import AbortRequest, ControlRequest, Grammar, SamplingParams, StopRequest
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["stepwise", "overlapped"])
@@ -219,7 +221,7 @@ def test_a_grammar_is_compiled_once_and_waited_for_in_its_stats(make_rig, make_c
 
 def test_grammars_are_kept_within_a_bound_of_bytes(make_rig, make_compiler):
     compiler = make_compiler()
-    rig = make_rig(end_ids=[STOP], compiler=compiler, grammar_bytes=45)
+    rig = make_rig(end_ids=[STOP], compiler=compiler, grammar_bytes=600)
     for turn, text in enumerate(["a+", "b+", "a+", "c+", "a+", "b+"]):  # two of them fit
         rig.add(turn, [1, 2], grammar=Grammar("regex", text))
         rig.run()
@@ -273,3 +275,33 @@ def test_without_a_backend_or_a_stop_token_grammars_are_refused_by_name(make_rig
     rig.add(0, PROMPTS[0], grammar=WORD)
     rig.run()
     assert "no token that ends a text" in rig.last(0).error
+
+
+def test_a_request_waits_for_its_grammar_for_a_bounded_time(make_compiler):
+    """The longest first, each by its own time; a grammar that nobody waits for any more is not compiled."""
+    now, compiler = [0.0], make_compiler(1000)
+    grammars = Grammars(compiler, stop_ids=(STOP,), wait_s=10.0, clock=lambda: now[0])
+    requests = [types.SimpleNamespace(id=number, grammar=None) for number in range(3)]
+    for number, request in enumerate(requests):
+        now[0] = float(number)
+        assert not grammars.ask(request, WORD if number < 2 else Grammar("regex", "b"))
+    now[0] = 9.9
+    assert grammars.collect() == []
+    now[0] = 11.5
+    over = grammars.collect()
+    assert [(request.id, error.status) for request, error in over] == [(0, 503), (1, 503)]
+    assert "waited 10 s" in over[0][1].message
+    assert [job[2].value for job in compiler.jobs] == ["b"]
+    assert (grammars.waiting, grammars.busy) == (1, True)
+    assert grammars.leave(requests[2])
+    assert not grammars.leave(requests[2])
+    assert not compiler.jobs
+    assert not grammars.busy
+
+
+def test_small_grammars_are_kept_within_a_bound_of_what_they_take(make_compiler):
+    grammars = Grammars(make_compiler(), stop_ids=(STOP,), max_bytes=4000)
+    for number in range(100):
+        grammars.ask(types.SimpleNamespace(id=number, grammar=None), Grammar("regex", f"{number}"))
+        grammars.collect()
+    assert 4 <= len(grammars._kept) <= 15
