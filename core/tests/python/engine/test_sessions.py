@@ -173,7 +173,7 @@ def test_sessions_keep_no_more_than_their_share_and_the_first_to_end_gives_way(m
 
 
 def test_with_a_host_tier_a_session_goes_there_and_comes_back_on_prefetch(make: Callable[..., Sessions]) -> None:
-    """Two sessions of a device that may keep both, under so much pressure that they go to the host: a prefetch brings one up before its turn."""
+    """Under so much pressure that what is kept goes as well it is on the host, whatever the write policy: a prefetch brings it up before its turn."""
     plain, engine = make(), make(kvstore_ratio=6.0, kvstore_write_policy="write-on-evict")
     first = plain.turn(TURN)[0]
     assert engine.turn(TURN, session=5, retain_us=100 * SECOND)[0] == first
