@@ -197,9 +197,10 @@ class LLM:
         """
         listed = listed_prompts(prompts)
         every, stops = listed_params(params, len(listed)), checked_stop(stop)
-        grammar = grammar_of(response_format, structured_outputs, self._checker)
+        grammar, param = grammar_of(response_format, structured_outputs, self._checker, every)
         return self._stream(
-            listed, [self._prepare(prompt, one, stops, grammar) for prompt, one in zip(listed, every, strict=True)]
+            listed,
+            [self._prepare(prompt, one, stops, grammar, param) for prompt, one in zip(listed, every, strict=True)],
         )
 
     def chat(
@@ -239,7 +240,12 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _prepare(
-        self, prompt: Prompt, params: SamplingParams | None, stop: tuple[str, ...], grammar: Grammar | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        stop: tuple[str, ...],
+        grammar: Grammar | None,
+        grammar_param: str,
     ) -> GenerationRequest:
         info = self.engine.info
         ids = prompt_ids(prompt, self.tokenizer, info.vocab_size)
@@ -255,7 +261,12 @@ class LLM:
             param="max_new_tokens",
         )
         return GenerationRequest(
-            prompts=[ids], params=checked or SamplingParams(wanted), stop=stop, streaming=True, grammar=grammar
+            prompts=[ids],
+            params=checked or SamplingParams(wanted),
+            stop=stop,
+            streaming=True,
+            grammar=grammar,
+            grammar_param=grammar_param,
         )
 
     def _stream(self, prompts: list[Prompt], requests: list[GenerationRequest]) -> Iterator[Piece]:

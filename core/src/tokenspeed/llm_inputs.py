@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenspeed.errors import RequestError
 from tokenspeed.messages import Grammar, SamplingParams
-from tokenspeed.serving.constraint import GrammarChecker, answer_grammar
+from tokenspeed.serving.constraint import GrammarChecker, answer_grammar, check_fields
 from tokenspeed.serving.protocol.parse import parse_object
 from tokenspeed.serving.protocol.sampling import Limits, SamplingFields, sampling_params, stop_strings
 from tokenspeed.serving.protocol.structured import answer_of
@@ -51,10 +51,20 @@ def grammar_of(
     response_format: Mapping[str, Any] | None,
     structured_outputs: Mapping[str, Any] | None,
     checker: GrammarChecker | None,
-) -> Grammar | None:
-    """What a text is held to by the fields that a request's JSON has for it. Raises ``RequestError`` for what is malformed or would not be enforced."""
+    params: Iterable[SamplingParams | None],
+) -> tuple[Grammar | None, str]:
+    """What texts are held to by the fields that a request's JSON has for it, and which field says so (empty where none does).
+
+    Raises:
+        RequestError: it is malformed or would not be enforced, or one of ``params`` cannot be kept beside it.
+    """
     answer = answer_of(response_format, structured_outputs)
-    return None if answer is None else answer_grammar(answer, checker)
+    if answer is None:
+        return None, ""
+    for one in params:
+        if one is not None:
+            check_fields(one, answer.param)
+    return answer_grammar(answer, checker), answer.param
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> list[int]:

@@ -17,7 +17,7 @@ from tokenspeed.errors import GrammarError, RequestError
 from tokenspeed.interfaces.parser import ToolParser
 from tokenspeed.interfaces.parsing import structural
 from tokenspeed.interfaces.reasoning import ReasoningParser
-from tokenspeed.messages import Grammar
+from tokenspeed.messages import Grammar, SamplingParams
 from tokenspeed.serving.protocol.sampling import SamplingFields
 from tokenspeed.serving.protocol.structured import Answer, json_text
 from tokenspeed.serving.protocol.tool_choice import ToolChoice
@@ -136,7 +136,9 @@ class Constraint:
         return "" if self.strict is None else f"tools[{self.strict}].function.strict"
 
 
-def check_fields(fields: SamplingFields, param: str, *, prefix: str = "", minimum: str = "min_tokens") -> None:
+def check_fields(
+    fields: SamplingFields | SamplingParams, param: str, *, prefix: str = "", minimum: str = "min_tokens"
+) -> None:
     """Raises ``RequestError`` for fields that cannot be kept beside the grammar that ``param`` asks for.
 
     Args:

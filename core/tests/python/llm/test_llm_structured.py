@@ -66,6 +66,15 @@ def test_a_form_that_would_not_be_enforced_is_refused_before_anything_runs(llm: 
         llm.generate("x", response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
 
 
+@pytest.mark.parametrize("field", [{"ignore_eos": True}, {"min_tokens": 5}])
+def test_what_cannot_be_kept_beside_a_form_is_refused_as_the_server_does(llm: LLM, field: dict[str, object]) -> None:
+    (name,) = field
+    with pytest.raises(RequestError, match=name) as caught:
+        llm.generate(["x", "y"], [hot(), hot(**field)], structured_outputs={"regex": "a+"})
+    assert caught.value.param == name
+    assert llm.generate("x", hot(**field, max_new_tokens=6))[0].finish in ("length", "stop")
+
+
 def test_a_grammar_that_the_engine_refuses_is_the_results_error(llm: LLM) -> None:
     (result,) = llm.generate("x", structured_outputs={"regex": r"\!raise"})
     assert (result.finish, result.text) == ("error", "")

@@ -15,7 +15,17 @@ from tokenspeed_plugin_grammar_xgrammar.limits import (
     refuse,
 )
 from tokenspeed_plugin_grammar_xgrammar.names import named_by, other_than
-from tokenspeed_plugin_grammar_xgrammar.regex import NOTHING, Chars, Node, Repeat, render, restrict, search
+from tokenspeed_plugin_grammar_xgrammar.regex import (
+    NOTHING,
+    Alt,
+    Chars,
+    Node,
+    Repeat,
+    literal,
+    render,
+    restrict,
+    search,
+)
 from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
 
 if TYPE_CHECKING:
@@ -110,7 +120,7 @@ def object_core(work: Normaliser, atoms: Sequence[Atom], path: str, depth: int) 
     free = (
         None
         if _check_unevaluated(atoms, "unevaluatedProperties") and not _says_more(atoms)
-        else _free_names(atoms, names)
+        else _free_names(work, atoms, names)
     )
     if free is not None:
         pattern, subs = free
@@ -151,7 +161,9 @@ def _says_more(atoms: Iterable[Atom]) -> bool:
     )
 
 
-def _free_names(atoms: Sequence[Atom], names: Iterable[str]) -> tuple[tuple[Node, str] | None, list[Sub]] | None:
+def _free_names(
+    work: Normaliser, atoms: Sequence[Atom], names: Iterable[str]
+) -> tuple[tuple[Node, str] | None, list[Sub]] | None:
     """Names beside those declared: the expression that they match (``None``: any) and the schemas of their values; ``None``: there are none."""
     declared = list(names)
     additional = [
@@ -191,7 +203,7 @@ def _free_names(atoms: Sequence[Atom], names: Iterable[str]) -> tuple[tuple[Node
     if any(schema is False for schema, _ in additional) or (speaks and not additional):
         return None
     if conditions:
-        return None if declared else (_names_under(conditions), subs)
+        return None if declared else (_names_under(work, conditions), subs)
     if not declared:
         return None, subs
     if sum(map(len, declared)) > MAX_EXCLUDED_NAMES_CHARS:
@@ -199,16 +211,12 @@ def _free_names(atoms: Sequence[Atom], names: Iterable[str]) -> tuple[tuple[Node
     return (other_than(declared), additional[0][1]), subs
 
 
-def _names_under(conditions: Sequence[Sub]) -> tuple[Node, str]:
+def _names_under(work: Normaliser, conditions: Sequence[Sub]) -> tuple[Node, str]:
     """The names that ``propertyNames`` allow, where nothing is declared beside them."""
-    from tokenspeed_plugin_grammar_xgrammar.schema import Normaliser
-
     joined = Sub({"allOf": [sub.schema for sub in conditions], "type": "string"}, conditions[0].path)
-    core = Normaliser(joined.schema, joined.path).whole()
+    core = type(work)(joined.schema, joined.path).whole()
     where = joined.path
     if "enum" in core:
-        from tokenspeed_plugin_grammar_xgrammar.regex import Alt, literal
-
         return restrict(Alt(tuple(literal(name) for name in core["enum"])), charsets.JSON_PLAIN), where
     if "pattern" in core:
         return parse(core["pattern"], where), where
