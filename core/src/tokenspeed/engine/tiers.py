@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenspeed._scheduler import ExecutionPlan, Scheduler
+from tokenspeed.builtin.host import available_memory
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import Assembly
 from tokenspeed.errors import ConfigError
@@ -185,11 +186,15 @@ def copy_bytes(config: EngineConfig, groups: Sequence[CacheGroup], page_size: in
     return staging_bytes(groups, page_size, element_bytes) if any(_tier_size(config)) else 0
 
 
-def host_pages_of(assembly: Assembly, pool: KVPool) -> list[int]:
+def host_pages_of(assembly: Assembly, pool: KVPool, *, ranks: int, pinned: bool) -> list[int]:
     """Host pages of each cache group; empty where there is no host tier.
 
+    Args:
+        ranks: of this machine; each one takes as much.
+        pinned: the memory is taken at once. Otherwise it is as pages are first written, and what other ranks asked for does not show yet.
+
     Raises:
-        ConfigError: no host page can be had where one is asked for, or more than the machine has.
+        ConfigError: no host page can be had where one is asked for, or more than the machine has or can give.
     """
     config = assembly.config
     ratio, size = _tier_size(config)
@@ -202,13 +207,21 @@ def host_pages_of(assembly: Assembly, pool: KVPool) -> list[int]:
         )
     if any(pages) and not config.enable_prefix_caching:
         raise ConfigError("--no-enable-prefix-caching leaves nothing to keep in a host tier; leave out --kvstore-...")
-    need, has = sum(map(int.__mul__, page_bytes, pages)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if need > has:
-        raise ConfigError(
-            f"a host tier of {need / 2**30:.1f} GiB is asked for, and the machine has {has / 2**30:.1f} GiB; "
-            "lower --kvstore-ratio or --kvstore-size"
-        )
+    _check_memory(sum(map(int.__mul__, page_bytes, pages)), ranks=ranks, pinned=pinned)
     return pages if any(pages) else []
+
+
+def _check_memory(need: int, *, ranks: int, pinned: bool) -> None:
+    """Raises ``ConfigError`` where a machine cannot give ``need`` bytes to each of ``ranks`` processes."""
+    total, has = need * ranks, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free, now = available_memory(), need if pinned else total
+    if total <= has and now <= free:
+        return
+    gives = f"has {has / 2**30:.1f} GiB" if total > has else f"can give {free / 2**30:.1f} GiB now"
+    each = "" if ranks == 1 else f" in each of {ranks} ranks"
+    raise ConfigError(
+        f"a host tier of {need / 2**30:.1f} GiB{each} is asked for, and the machine {gives}; lower --kvstore-ratio or --kvstore-size"
+    )
 
 
 def make_cache(
@@ -219,11 +232,12 @@ def make_cache(
     Raises:
         ConfigError: sizes that do not work, or a store that says what a user must change.
     """
-    pages = host_pages_of(assembly, pool)
+    config, device = assembly.config, platform.device
+    pinned = device.type != "cpu"
+    pages = host_pages_of(assembly, pool, ranks=world_size, pinned=pinned)
     if not pages:
         return None
-    config, device = assembly.config, platform.device
-    host = HostPool(pool, pages, pinned=device.type != "cpu")
+    host = HostPool(pool, pages, pinned=pinned)
     store, timeout_s = None, config.kvstore_timeout_ms / 1000
     if (spec := assembly.kv_store) is not None:
         options, shared = assembly.options_of("kv_store"), dict[str, Any]()
@@ -235,7 +249,11 @@ def make_cache(
 
         spaces = _namespaces(assembly, pool, host, rank, world_size)
         store = StoreGuard(make, spaces, timeout_s=timeout_s)
-        store.open()
+        try:
+            store.open()
+        except BaseException:
+            store.close()
+            raise
     cache = CacheExecutor(host, device=device, store=store, timeout_s=timeout_s)
     pool.use_transfers(cache.wait_layer)
     return cache

@@ -15,6 +15,7 @@ import zmq
 
 from tokenspeed.builtin.memory_store import MemoryStore
 from tokenspeed.config import EngineConfig
+from tokenspeed.engine import tiers as tiers_module
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.local import LocalEngine
 from tokenspeed.engine.rank_caches import Answers, RankCaches
@@ -385,6 +386,37 @@ def test_what_raises_at_the_end_leaves_no_thread_and_no_socket(engine: Make, mon
 def test_settings_that_cannot_work_are_refused(engine: Make, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine(**settings)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pinned", "fits"),
+    [(1, True, True), (2, True, True), (2, False, False), (8, True, False), (8, False, False)],
+)
+def test_the_host_tiers_of_all_ranks_fit_into_the_machine(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, pinned: bool, fits: bool
+) -> None:
+    """Of 100 GiB, 60 are free: two times 40 fit where the second rank sees what the first one has taken, and eight times 40 never."""
+    gib = 1 << 30
+    monkeypatch.setattr(tiers_module.os, "sysconf", {"SC_PAGE_SIZE": gib, "SC_PHYS_PAGES": 100}.__getitem__)
+    monkeypatch.setattr(tiers_module, "available_memory", lambda: 60 * gib)
+    if fits:
+        tiers_module._check_memory(40 * gib, ranks=ranks, pinned=pinned)
+        return
+    with pytest.raises(ConfigError, match=rf"40.0 GiB in each of {ranks} ranks .* lower --kvstore-ratio"):
+        tiers_module._check_memory(40 * gib, ranks=ranks, pinned=pinned)
+
+
+def test_a_store_that_ends_the_start_leaves_no_thread(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ConfigError("give another directory")
+
+    broken(monkeypatch, "exists", refuse)
+    with pytest.raises(ConfigError, match="another directory"):
+        engine(**STORE)
+    for thread in threading.enumerate():
+        if thread.name.startswith("kvstore"):
+            thread.join(5)
+            assert not thread.is_alive()
 
 
 # ---- several ranks
