@@ -62,6 +62,31 @@ def context(**options: Any) -> KVStoreContext:
     return KVStoreContext(staging=np.zeros(4096, dtype=np.uint8), timeout_s=1.0, options=options)
 
 
+def modes_of(root: Path) -> set[str]:
+    found = [root, *root.rglob("*")]
+    return {f"{'folder' if path.is_dir() else 'file'} {path.stat().st_mode & 0o7777:o}" for path in found}
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"), [(False, {"folder 700", "file 600"}), (True, {"folder 2770", "file 660"})]
+)
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0])
+def test_pages_are_as_private_as_prompts(tmp_path: Path, group: bool, expected: set[str], umask: int) -> None:
+    """Pages, folders, lock and notes; whatever the umask of the engine is."""
+    before = os.umask(umask)
+    try:
+        root = tmp_path / "pages"
+        bench = StoreBench(SPEC, {"directory": str(root), "size_mb": 1, "group": group}, 10_000, 2.0)
+        store = bench.store()
+        assert bench.put(store, bench.namespace(), random_keys(1), [os.urandom(10_000)]) == [True]
+        store.close()
+        assert (root / "lock").exists()
+        assert modes_of(root) == expected
+        bench.close()
+    finally:
+        os.umask(before)
+
+
 def test_the_cap_holds_and_the_least_recently_used_pages_go(bench: StoreBench, tmp_path: Path) -> None:
     store, space, keys = bench.store(), bench.namespace(), random_keys(200)
     for key in keys:

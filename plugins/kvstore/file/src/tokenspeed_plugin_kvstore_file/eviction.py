@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tokenspeed_plugin_kvstore_file.access import Access
+
 __all__ = ["Cap"]
 
 #: Shares of the cap: what a process writes before it counts again, and once more while it counts; where an eviction begins, and where it ends. Four
@@ -28,10 +30,11 @@ class Cap:
     ``evicted`` counts the files that this object removed.
     """
 
-    def __init__(self, root: Path, size: int) -> None:
+    def __init__(self, root: Path, size: int, access: Access) -> None:
         self.bytes = size
         self.evicted = 0
         self._root = root
+        self._access = access
         self._since = size  # counts on its first write: others may have filled the directory
         self._thread: threading.Thread | None = None
 
@@ -59,7 +62,7 @@ class Cap:
             self._thread.join()
 
     def _evict_alone(self) -> None:
-        with contextlib.suppress(OSError), _alone(self._root / "lock"):
+        with contextlib.suppress(OSError), _alone(self._root / "lock", self._access):
             self._evict()
 
     def _evict(self) -> None:
@@ -108,9 +111,9 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path, access: Access) -> Iterator[None]:
     """One process at a time; the lock ends with its process."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = access.open(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

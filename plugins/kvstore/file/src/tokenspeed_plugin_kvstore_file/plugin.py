@@ -19,4 +19,10 @@ def tokenspeed_options() -> list[OptionSpec]:
         OptionSpec(name="directory", type=str, default="", help="where the pages are kept; made where it is missing"),
         OptionSpec(name="size_mb", type=int, default=10240, minimum=1, help="cap; the least recently used pages go"),
         OptionSpec(name="fsync", type=bool, default=False, help="wait for the disk at each page"),
+        OptionSpec(
+            name="group",
+            type=bool,
+            default=False,
+            help="the directory's group may read and write pages, not this user alone",
+        ),
     ]

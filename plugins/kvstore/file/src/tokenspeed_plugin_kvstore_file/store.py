@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import Frame, KVNamespace, KVStore, KVStoreContext
+from tokenspeed_plugin_kvstore_file.access import Access
 from tokenspeed_plugin_kvstore_file.eviction import Cap
 
 __all__ = ["FileStore"]
@@ -25,7 +26,7 @@ _MARK_EVERY_S = 30.0
 
 
 class FileStore(KVStore):
-    """Options: ``directory`` (made where it is missing), ``size_mb`` (cap over all namespaces and processes), ``fsync``."""
+    """Options: ``directory`` (made where it is missing), ``size_mb`` (cap over all namespaces and processes), ``fsync``, ``group``."""
 
     def __init__(self, ctx: KVStoreContext) -> None:
         super().__init__(ctx)
@@ -34,18 +35,20 @@ class FileStore(KVStore):
             raise ConfigError("KV store file: give a directory with --set kvstore-file.directory=PATH")
         self._root = Path(given).expanduser().absolute()
         self._fsync = bool(ctx.options.get("fsync", False))
+        self._access = Access(group=bool(ctx.options.get("group", False)))
         self._incoming = self._root / "incoming"
         try:
-            self._incoming.mkdir(parents=True, exist_ok=True)
+            self._access.make_folder(self._root)
+            self._access.make_folder(self._incoming)
             probe = self._incoming / f"probe-{os.getpid()}-{id(self):x}"
-            probe.touch()
+            os.close(self._access.open(probe, os.O_CREAT | os.O_WRONLY))
             probe.unlink()
         except OSError as error:
             raise ConfigError(
                 f"KV store file: {self._root} cannot be written ({error.strerror or error}); "
                 "give another directory with --set kvstore-file.directory=PATH"
             ) from error
-        self._cap = Cap(self._root, int(ctx.options.get("size_mb", 10240)) << 20)
+        self._cap = Cap(self._root, int(ctx.options.get("size_mb", 10240)) << 20, self._access)
         self._names = itertools.count()
 
     @property
@@ -98,7 +101,7 @@ class FileStore(KVStore):
         """Say in the folder what its digest stands for."""
         note = self._root / namespace.id / "namespace.json"
         if not note.exists():
-            note.parent.mkdir(parents=True, exist_ok=True)
+            self._access.make_folder(note.parent)
             self._replace(note, namespace.describe().encode() + b"\n")
 
     def _write(self, path: Path, frame: Frame) -> bool:
@@ -111,7 +114,7 @@ class FileStore(KVStore):
     def _replace(self, path: Path, data: bytes | memoryview) -> None:
         temporary = self._incoming / f"{path.name}-{os.getpid()}-{id(self):x}-{next(self._names)}"
         try:
-            with temporary.open("xb") as file:
+            with os.fdopen(self._access.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY), "wb") as file:
                 file.write(data)
                 if self._fsync:
                     file.flush()
@@ -119,7 +122,7 @@ class FileStore(KVStore):
             try:
                 temporary.rename(path)
             except FileNotFoundError:  # the first of its folder, or the namespace was deleted in between
-                path.parent.mkdir(parents=True, exist_ok=True)
+                self._access.make_folder(path.parent)
                 temporary.rename(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
