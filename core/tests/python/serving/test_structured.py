@@ -11,6 +11,7 @@ from tokenspeed_plugin_parsers_gpt_oss.parsers import HarmonyReasoningParser, Ha
 from tokenspeed_plugin_parsers_hermes.parser import HermesToolParser
 
 from tokenspeed.errors import GrammarError
+from tokenspeed.interfaces.parser import ToolParser
 from tokenspeed.interfaces.parsing import TagReasoningParser
 from tokenspeed.messages import Grammar
 from tokenspeed.serving.constraint import CheckedBefore
@@ -251,6 +252,24 @@ async def test_harmony_puts_the_answer_into_its_channel() -> None:
         last = json.loads(sent(server).value)["format"]["elements"][-1]
     assert last["begin"] == "<|channel|>final<|message|>"
     assert [part["value"] for part in last["content"]["elements"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("tool_parser", [HarmonyToolParser, None])
+async def test_a_reply_that_does_not_begin_with_its_header_has_no_form(tool_parser: type[ToolParser] | None) -> None:
+    """Behind a message that is continued, harmony's grammar would force a header into the text of that message."""
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}]
+    form = {"structured_outputs": {"choice": ["a", "b"]}}
+    given = {"tool_parser": tool_parser, "reasoning_parser": HarmonyReasoningParser, "grammar_checker": check}
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    async with running(tokenizer=ByteTokenizer(chat_template=template), **given) as server:
+        for field, value in (("continue_final_message", True), ("add_generation_prompt", False)):
+            body = {"messages": talk, field: value}
+            answer = await server.http.post("/v1/chat/completions", json={**body, **form})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+            assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
+    async with running(tokenizer=ByteTokenizer(chat_template=template), grammar_checker=check) as server:
+        body = {"messages": talk, "continue_final_message": True, **form}
+        assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
 
 
 async def test_what_passed_once_is_not_checked_again() -> None:

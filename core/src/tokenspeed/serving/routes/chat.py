@@ -86,6 +86,8 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     )
     if held.ends_text:
         check_fields(body, held.param)
+    if held.param and (body.continue_final_message or not body.add_generation_prompt):
+        _check_begin(context, body, held.param)
     prompt = await context.llm.off_loop(size, partial(_render, _template(context, bool(tools)), body, messages, tools))
     tokens = await _encode(context, body, prompt)
     room = _room(len(tokens), wanted, body, limits)
@@ -119,6 +121,24 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     )
     model = body.model or context.model_names[0]
     return ChatJob(context, body, options, request, model, texts, choice.named, looks_for_calls=choice.active)
+
+
+def _check_begin(context: ServerContext, body: ChatRequest, param: str) -> None:
+    """Raises ``RequestError`` where the reply's grammar would begin with a header that this prompt has behind it, or has not come to.
+
+    In a format whose header of each message says what it is, the grammar holds what follows the assistant's role at the end of the prompt.
+    """
+    tools, reasoning = context.tool_parser, context.reasoning_parser
+    writes_headers = (
+        reasoning is not None and not reasoning.markers and reasoning.answer_format is not ReasoningParser.answer_format
+    )
+    if writes_headers or (tools is not None and tools.reads_reasoning):
+        field = "continue_final_message" if body.continue_final_message else "add_generation_prompt"
+        raise RequestError(
+            f"{field}: {param} holds this model's reply from its first header on, which this prompt does not lead to; leave one of the two out",
+            param=field,
+            code="unsupported_parameter",
+        )
 
 
 def _template(context: ServerContext, with_tools: bool) -> Renderer:
