@@ -24,7 +24,7 @@ from tokenspeed.plugins.dispatch import EventCalls
 from tokenspeed.plugins.kernel_select import KernelRegistry
 from tokenspeed.plugins.kernel_times import KernelTimes, device_key
 from tokenspeed.plugins.manager import PluginHost
-from tokenspeed.plugins.options import resolve_options
+from tokenspeed.plugins.options import hide_values, resolve_options
 from tokenspeed.plugins.plan import PlanPlugin, PlanSlot, PluginPlan
 from tokenspeed.plugins.registry import Registry
 from tokenspeed.plugins.selection import Choice
@@ -255,7 +255,8 @@ def assemble(
             _log.warning("plugin %r is broken and not used: %s", name, cause.splitlines()[0])
         for warning in slots.warnings:
             _log.warning("%s", warning)
-    plan = _make_plan(host, slots.choices, resolved, attention, options)
+    shown = hide_values(host.registry.specs("option"), options)
+    plan = _make_plan(host, slots.choices, resolved, attention, shown)
     filling = {choice.winner.plugin for choice in slots.choices.values()}
     names = [plugin.name for plugin in plan.plugins]
     return Assembly(

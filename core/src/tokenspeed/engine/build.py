@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from tokenspeed.layers.quantization import quantization_for
 from tokenspeed.messages import EngineInfo
 from tokenspeed.plugins.events import ModelLoadedContext
 from tokenspeed.plugins.kernel_select import KernelRegistry
+from tokenspeed.plugins.options import hide_given
 from tokenspeed.plugins.selection import load_target
 from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.executor import ModelExecutor
@@ -377,7 +378,8 @@ def _executor(
 
 def _info(assembly: Assembly, rank: Rank) -> EngineInfo:
     config = assembly.config
-    plain: Mapping[str, Any] = msgspec.to_builtins(config)
+    plain: dict[str, Any] = msgspec.to_builtins(config)
+    plain["plugin_options"] = hide_given(assembly.host.registry.specs("option"), config.plugin_options)
     return EngineInfo(
         max_model_len=min(_set(config.max_model_len), rank.pool.num_pages[0] * assembly.page_size),
         vocab_size=rank.vocab_size,
@@ -389,7 +391,7 @@ def _info(assembly: Assembly, rank: Rank) -> EngineInfo:
         device=rank.platform.describe(),
         load_seconds=rank.load_seconds,
         plan=assembly.plan.to_json(),
-        config=dict(plain),
+        config=plain,
     )
 
 

@@ -10,7 +10,10 @@ from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.specs import OptionSpec
 
-__all__ = ["check_option", "parse_option", "resolve_options"]
+__all__ = ["check_option", "hide_given", "hide_values", "parse_option", "resolve_options"]
+
+#: What is shown instead of a secret.
+_HIDDEN = "***"
 
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 _TYPES: tuple[type, ...] = (int, float, str, bool)
@@ -96,6 +99,32 @@ def resolve_options(
         except ValueError as error:
             raise ConfigError(f"--set {key}: the value {error}") from None
     return values
+
+
+def hide_values(
+    declared: Iterable[Contribution[OptionSpec]], values: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """``values`` by plugin and name as they may be shown: secrets that were given are hidden."""
+    defaults = {(c.plugin, c.spec.name): c.spec.default for c in declared if c.spec.secret}
+    return {
+        plugin: {
+            name: _HIDDEN if (plugin, name) in defaults and value != defaults[plugin, name] else value
+            for name, value in options.items()
+        }
+        for plugin, options in values.items()
+    }
+
+
+def hide_given(declared: Iterable[Contribution[OptionSpec]], given: Mapping[str, str]) -> dict[str, str]:
+    """``given`` (``plugin.option`` to text) as it may be shown; whichever way the plugin is named."""
+    secrets = {(c.plugin, c.spec.name) for c in declared if c.spec.secret}
+    plugins = {plugin for plugin, _ in secrets}
+
+    def shown(key: str, text: str) -> str:
+        name, _, option = key.rpartition(".")
+        return _HIDDEN if any((plugin, option) in secrets for plugin in _find_plugin(name, plugins)) else text
+
+    return {key: shown(key, text) for key, text in given.items()}
 
 
 def _one_plugin(what: str, name: str, specs: Mapping[str, Any], inactive: list[str]) -> str:

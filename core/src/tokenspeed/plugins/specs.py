@@ -275,7 +275,8 @@ class KernelSpec(Spec):
 class OptionSpec:
     """One option of a plugin, set with ``--set PLUGIN.NAME=VALUE`` or in the config file's ``plugin_options``.
 
-    ``type`` is ``int``, ``float``, ``str`` or ``bool``; ``choices`` limits the values; ``default`` must pass the same checks.
+    ``type`` is ``int``, ``float``, ``str`` or ``bool``; ``choices`` limits the values; ``default`` must pass the same checks. The value of one that is
+    ``secret`` (a password, an address that may hold one) is shown as ``***`` in plans, reports and server information.
     """
 
     KIND: ClassVar[str] = "option"
@@ -287,6 +288,7 @@ class OptionSpec:
     choices: tuple[Any, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    secret: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

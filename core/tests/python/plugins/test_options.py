@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenspeed.errors import ConfigError
-from tokenspeed.plugins.options import check_option, parse_option, resolve_options
+from tokenspeed.plugins.options import check_option, hide_given, hide_values, parse_option, resolve_options
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.specs import OptionSpec
 
@@ -98,3 +98,17 @@ def test_a_bad_declaration_is_found(spec: dict[str, Any]) -> None:
 def test_a_good_declaration_passes() -> None:
     assert check_option(option(minimum=0, maximum=1024).spec) == ""
     assert check_option(option(type=float, default=1).spec) == ""
+
+
+def test_secrets_are_hidden_wherever_values_are_shown() -> None:
+    """By the plugin's full name and its short one; what is not secret, and a secret's default, stay readable."""
+    declared = [
+        Contribution(plugin="kvstore-x", spec=OptionSpec(name=name, type=str, default="none", help="", secret=secret))
+        for name, secret in (("url", True), ("prefix", False))
+    ]
+    given = {"kvstore-x.url": "x://:pw@host", "x.url": "x://:pw@host", "kvstore-x.prefix": "p", "other.url": "shown"}
+    hidden = hide_given(declared, given)
+    assert hidden == {"kvstore-x.url": "***", "x.url": "***", "kvstore-x.prefix": "p", "other.url": "shown"}
+    values = {"kvstore-x": {"url": "x://:pw@host", "prefix": "p"}, "other": {"url": "shown"}}
+    assert hide_values(declared, values) == {"kvstore-x": {"url": "***", "prefix": "p"}, "other": {"url": "shown"}}
+    assert hide_values(declared, {"kvstore-x": {"url": "none"}}) == {"kvstore-x": {"url": "none"}}

@@ -18,10 +18,15 @@ import redis
 from tokenspeed_plugin_kvstore_redis.plugin import tokenspeed_kv_stores
 from tokenspeed_plugin_kvstore_redis.store import RedisStore
 
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.assembly import assemble
+from tokenspeed.engine.local import LocalEngine
+from tokenspeed.engine.report import explain_text, to_json
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStoreContext
 from tokenspeed.testing.kv_store import ServedStoreSuite
 from tokenspeed.testing.kv_store_bench import StoreServer
+from tokenspeed.weights.describe import describe_model
 
 PROGRAM = shutil.which("redis-server")
 SPEC = tokenspeed_kv_stores()[0]
@@ -134,6 +139,44 @@ def test_a_server_that_is_full_refuses_and_says_so(host: Server) -> None:
 def test_wrong_options_are_said_at_start(options: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"KV store redis"):
         RedisStore(context(**options))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:s3cret@host",
+        "redis://:s3cret@host:port/0",
+        "redis://:s3cret",
+        "redis://host/0?socket_timeout=s3cret",
+        "s3cret",
+    ],
+)
+def test_a_wrong_address_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--set kvstore-redis\.url: the .*write redis://HOST") as caught:
+        RedisStore(context(url=url))
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_the_address_is_shown_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Not in what an engine says of itself, in ``/plugins``, or in the report of its start."""
+    url = f"redis://:s3cret@127.0.0.1:{free_port()}/0"
+    config = EngineConfig(
+        model="toy",
+        kvstore="redis",
+        max_total_tokens=512,
+        max_model_len=96,
+        kvstore_timeout_ms=100.0,
+        plugin_options={"kvstore-redis.url": url},
+    )
+    assembly = assemble(config, describe_model("toy"), tool_call_parser=None, reasoning_parser=None)
+    engine = LocalEngine(assembly)
+    shown = [engine.info, to_json(assembly), explain_text(assembly, verbose=True), assembly.plan, caplog.text]
+    engine.close()
+    assert "s3cret" not in repr(shown)
+    assert "***" in repr(engine.info.plan)
+    assert assembly.options_of("kv_store")["url"] == url
 
 
 def test_a_server_that_is_not_there_is_no_error_of_the_constructor() -> None:

@@ -42,8 +42,14 @@ class RedisStore(KVStore):
                 retry=Retry(NoBackoff(), 0),
                 single_connection_client=False,
             )
-        except ValueError as error:
-            raise ConfigError(f"KV store redis: --set kvstore-redis.url={url}: {error}") from error
+        except ValueError:
+            # The error and what caused it quote parts of the address, which may hold a password.
+            scheme, found, _ = url.partition("://")
+            what = f"the {scheme}:// address" if found else "the address"
+            raise ConfigError(
+                f"KV store redis: --set kvstore-redis.url: {what} cannot be read; "
+                "write redis://HOST:PORT/DB, rediss://... or unix://PATH, and special characters of a password as %XX"
+            ) from None
 
     def exists(self, namespace: KVNamespace, keys: Sequence[bytes], timeout_s: float) -> list[bool]:  # noqa: ARG002
         if not keys:
