@@ -52,6 +52,13 @@ def doubling(levels: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": {"type": "null"}}}
 
 
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 _NESTED_TOO_DEEP = '{"items":' * 5000 + "true" + "}" * 5000
 
 REFUSED: list[tuple[str, str, str]] = [
@@ -95,6 +102,26 @@ REFUSED: list[tuple[str, str, str]] = [
     ("ebnf", 'root ::= (("a"{1,100}){1,100}){1,100}', "1000 are allowed"),
     ("ebnf", "root ::= " + "(" * 40 + '"a"' + ")" * 40, "32 deep"),
     ("ebnf", "root ::= a", "not defined"),
+    ("ebnf", "root ::= root", "no finite text matches rule 'root'"),
+    ("ebnf", "root ::= a\na ::= b\nb ::= a", "no finite text matches rule 'root'"),
+    ("ebnf", 'root ::= "x" | "a" b\nb ::= ("c" b){1,2} | b+', "no finite text matches rule 'b'"),
+    ("ebnf", 'root ::= "a" []', "empty class"),
+    (
+        "structural_tag",
+        json.dumps({"type": "structural_tag", "format": {"type": "grammar", "grammar": "root ::= root"}}),
+        r"\$.format.grammar: no finite text matches rule 'root'",
+    ),
+    ("json_schema", json.dumps({"enum": [deep(33)]}), r"\$.enum: values nested more than 32 deep"),
+    ("json_schema", json.dumps({"items": {"const": deep(900)}}), r"\$.items.const: values nested more than 32 deep"),
+    *(
+        ("json_schema", f'{{"{key}": {sign}1{"0" * 400}}}', rf"\$.{key}: must be a .*number.* that a double holds")
+        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+        for sign in ("", "-")
+    ),
+    *(
+        ("json_schema", json.dumps({key: 10**400}), rf"\$.{key}: must be a whole number")
+        for key in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+    ),
     (
         "structural_tag",
         json.dumps(
@@ -121,6 +148,28 @@ def test_what_is_too_large_is_refused_quickly_with_its_bound(kind: str, value: s
     with pytest.raises(GrammarError, match=reason):
         check(kind, value)
     assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "(" root? ")"',
+        'root ::= (root "a"){0,2} "b"',
+        "root ::= root*",
+        'root ::= a | "x" # | root\na ::= a "a" | [|] (b)+\nb ::= "" | root b',
+        'root ::= TagDispatch(("a", x), loop_after_dispatch=true)\nx ::= "b" | x "c"',
+        "root ::= "
+        + " ".join(f"r{i}" for i in range(2000))
+        + "\n"
+        + "\n".join(f"r{i} ::= r{i + 1}" for i in range(1999))
+        + '\nr1999 ::= ""',
+    ],
+    ids=["optional", "counted", "starred", "mixed", "macro", "long"],
+)
+def test_rules_that_lead_back_to_themselves_and_end_are_taken_quickly(text: str) -> None:
+    begin = time.process_time()
+    check("ebnf", text)
+    assert time.process_time() - begin < 1
 
 
 @pytest.mark.parametrize("schema", [nested(30), branching(3, 3), doubling(12)], ids=["nested", "branching", "doubling"])

@@ -94,6 +94,6 @@ def render(ranges: Ranges) -> str:
     negated = ranges[-1][1] == _LAST
     body = "".join(
         _char(low) if low == high else f"{_char(low)}-{_char(high)}"
-        for low, high in (intersect(invert(ranges), TEXT) if negated else ranges)
+        for low, high in intersect(invert(ranges) if negated else ranges, TEXT)
     )
     return f"[{'^' if negated else ''}{body}]"

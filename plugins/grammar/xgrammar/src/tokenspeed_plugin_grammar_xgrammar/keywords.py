@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenspeed_plugin_grammar_xgrammar.limits import MAX_CHOICE_CHARS, MAX_CHOICES, MAX_COUNT, MAX_PROPERTIES, refuse
+from tokenspeed_plugin_grammar_xgrammar.limits import (
+    MAX_CHOICE_CHARS,
+    MAX_CHOICES,
+    MAX_COUNT,
+    MAX_DEPTH,
+    MAX_PROPERTIES,
+    refuse,
+)
 
 __all__ = ["ANNOTATIONS", "READ", "REFUSED", "TYPES", "child", "modern"]
 
@@ -114,7 +122,9 @@ def _is_schema(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max  # compared exactly, whatever its size
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _is_count(value: Any) -> bool:
@@ -133,8 +143,8 @@ def _schema_map(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_schema, value.values()))
 
 
-_NUMBER = (_is_number, "a finite number")
-_COUNT = (_is_count, "a whole number, 0 or more")
+_NUMBER = (_is_number, "a finite number that a double holds")
+_COUNT = (_is_count, "a whole number, 0 or more, that a double holds")
 _SCHEMA = (_is_schema, "a schema: an object, true or false")
 _SCHEMAS = (_schemas, "a list of schemas, not empty")
 _MAP = (_schema_map, "an object whose values are schemas")
@@ -148,7 +158,7 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
         f"of {', '.join(TYPES)}, or a list of them",
     ),
     "enum": (lambda value: isinstance(value, list) and bool(value), "a list, not empty"),
-    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0 that a double holds"),
     "required": (_is_names, "a list of names"),
     "uniqueItems": (lambda value: isinstance(value, bool), "true or false"),
     "dependentRequired": (
@@ -253,12 +263,26 @@ def modern(schema: Mapping[str, Any], path: str, *, root: bool) -> dict[str, Any
     return out
 
 
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects in ``value`` are nested more than ``levels`` deep."""
+    layer = [value]
+    for _ in range(levels + 1):
+        containers = [item for item in layer if isinstance(item, list | dict)]
+        if not containers:
+            return False
+        layer = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+    return True
+
+
 def _check_sizes(schema: Mapping[str, Any], path: str) -> None:
     if len(schema.get("properties", ())) > MAX_PROPERTIES:
         raise refuse(
             child(path, "properties"),
             f"{len(schema['properties'])} properties of one object; {MAX_PROPERTIES} are allowed",
         )
+    for key in ("enum", "const"):
+        if key in schema and _deeper(schema[key], MAX_DEPTH + (key == "enum")):
+            raise refuse(child(path, key), f"values nested more than {MAX_DEPTH} deep")
     if "enum" in schema:
         if len(schema["enum"]) > MAX_CHOICES:
             raise refuse(child(path, "enum"), f"{len(schema['enum'])} values; {MAX_CHOICES} are allowed")

@@ -211,6 +211,7 @@ def render(node: Node, path: str, *, limited: bool = True) -> str:
     Raises:
         GrammarError: it matches nothing, or is larger than ``MAX_REGEX_SIZE``.
     """
+    node = restrict(node, charsets.ANY)  # without the parts that match nothing, which cannot be written
     if node == NOTHING:
         raise refuse(path, "the expression matches no text that could be generated")
     if limited and (positions := size(node)) > MAX_REGEX_SIZE:

@@ -12,7 +12,7 @@ from tokenspeed_plugin_grammar_xgrammar.regex import Alt, Cat, Chars, Edge, Node
 
 __all__ = ["parse"]
 
-_COUNT = re.compile(r"\{(\d{1,9})(,(\d{1,9})?)?\}")
+_COUNT = re.compile(r"\{([0-9]+)(,([0-9]+)?)?\}")
 _NAME = re.compile(r"\?<[A-Za-z_$][\w$]*>")
 _CLASSES: dict[str, Ranges] = {
     "d": charsets.DIGIT,
@@ -22,6 +22,13 @@ _CLASSES: dict[str, Ranges] = {
     "D": charsets.intersect(charsets.invert(charsets.DIGIT), ((0, 0x7F),)),
     "W": charsets.intersect(charsets.invert(charsets.WORD), ((0, 0x7F),)),
     "S": charsets.invert(charsets.ANY_SPACE),
+}
+# What a class means by them where it is negated: nothing of theirs, by either reading, is left over.
+_IN_NEGATED: dict[str, Ranges] = {
+    "s": charsets.ANY_SPACE,
+    "D": charsets.invert(charsets.DIGIT),
+    "W": charsets.invert(charsets.WORD),
+    "S": charsets.invert(charsets.SPACE),
 }
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _REFUSED = {
@@ -81,7 +88,7 @@ class _Parser:
 
     def atom(self, char: str, depth: int) -> Node:
         """What a quantifier may follow."""
-        if char in "*+?":
+        if char in "*+?" or _COUNT.match(self.text, self.at):
             raise self.error(f"nothing to repeat before {char}")
         if char == "(":
             return self.group(depth)
@@ -128,8 +135,8 @@ class _Parser:
             bounds = {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]
         elif counted := _COUNT.match(self.text, self.at):
             self.at = counted.end()
-            low = int(counted[1])
-            bounds = low, low if counted[2] is None else int(counted[3]) if counted[3] else None
+            low = _count(counted[1])
+            bounds = low, low if counted[2] is None else _count(counted[3]) if counted[3] else None
         else:
             return node
         if isinstance(node, Edge):
@@ -185,21 +192,32 @@ class _Parser:
         while (char := self.peek()) != "]":
             if not char:
                 raise self.error("a character class is not closed")
-            low = self.class_item()
+            low, in_negated = self.class_item()
             if self.peek() == "-" and self.text[self.at + 1 : self.at + 2] not in ("]", ""):
                 self.at += 1
-                high = self.class_item()
+                high, _ = self.class_item()
                 if any(len(item) != 1 or item[0][0] != item[0][1] for item in (low, high)) or high[0][0] < low[0][0]:
                     raise self.error("a bad range in a character class")
                 ranges.append((low[0][0], high[0][0]))
             else:
-                ranges.extend(low)
+                ranges.extend(in_negated if negated else low)
         self.at += 1
         merged = charsets.merge(ranges)
-        return charsets.invert(merged) if negated else merged
+        chars = charsets.invert(merged) if negated else merged
+        return chars if charsets.intersect(chars, charsets.TEXT) else ()
 
-    def class_item(self) -> Ranges:
-        """One character or escape of a class."""
+    def class_item(self) -> tuple[Ranges, Ranges]:
+        """One character or escape of a class: what it adds, and what it takes away in a negated one."""
         char = self.peek()
         self.at += 1
-        return self.escape(in_class=True) if char == "\\" else ((ord(char), ord(char)),)
+        if char != "\\":
+            return ((ord(char), ord(char)),), ((ord(char), ord(char)),)
+        name = self.peek()
+        ranges = self.escape(in_class=True)
+        return ranges, _IN_NEGATED.get(name, ranges)
+
+
+def _count(digits: str) -> int:
+    """A count of a repeat; those of ten digits and more, which are refused anyway, are all one."""
+    digits = digits.lstrip("0")
+    return int(digits or 0) if len(digits) < 10 else 10**9
