@@ -18,6 +18,7 @@ from tokenspeed.runtime.cache_ops import CacheOps, Hashes, Int32, Int64, Operati
 from tokenspeed.runtime.host_pool import HostPool
 from tokenspeed.runtime.page_copies import PageCopies, PageMove, StreamCopies, ThreadCopies
 from tokenspeed.runtime.store_guard import StoreGuard
+from tokenspeed.runtime.store_lane import StoreLane
 
 __all__ = ["CacheExecutor", "CacheStats"]
 
@@ -45,6 +46,7 @@ class _StoreThread:
     """One thread that asks the store, in the order of operations."""
 
     name: str
+    lane: StoreLane
     work: queue.Queue[Callable[[], None] | None] = field(default_factory=lambda: queue.Queue(_WAITING))
     thread: threading.Thread = field(init=False)
 
@@ -71,7 +73,13 @@ class _StoreThread:
         self.thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (work := self.work.get()) is not None:
+        while True:
+            try:
+                work = self.work.get(timeout=self.lane.attend())
+            except queue.Empty:
+                continue
+            if work is None:
+                return
             work()
 
 
@@ -106,8 +114,8 @@ class CacheExecutor:
             self._copies = ThreadCopies(host, self._done)
         else:
             self._copies = StreamCopies(host, self._done, device=device)
-        self._loads = _StoreThread("kvstore loads") if store is not None else None
-        self._saves = _StoreThread("kvstore saves") if store is not None else None
+        self._loads = _StoreThread("kvstore loads", store.lanes[0]) if store is not None else None
+        self._saves = _StoreThread("kvstore saves", store.lanes[1]) if store is not None else None
 
     @property
     def in_flight(self) -> int:

@@ -33,6 +33,8 @@ MakeStore = Callable[[npt.NDArray[np.uint8]], KVStore]
 
 #: How long opening and a probe may take where calls have less: nobody waits for them, and a library may need a while to find its cluster.
 _PATIENCE_S = 5.0
+#: How often an idle thread looks for the answer of a probe.
+_LOOK_S = 0.05
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 #: Threads that may hang at once: a store that swallows every probe must not fill the process.
@@ -198,6 +200,16 @@ class StoreLane:
         self.stats.calls += 1
         self.stats.seconds += time.monotonic() - began
         return call.result if self._settle(call) else None
+
+    def attend(self) -> float | None:
+        """Ask a store that is down whether it answers again; from the thread that calls. Seconds until that is to be looked at again, ``None``: not before it
+        falls. Without it a store would be down until the next request, and refuse that one."""
+        if not self._down or self._recovered():
+            return None
+        if self._probing is not None:
+            return _LOOK_S
+        left_s = self._probe_at_s - time.monotonic()
+        return left_s if left_s > 0 else 1.0  # due, and too many calls hang already
 
     def close(self, timeout_s: float) -> None:
         """End the thread; waits for the store's ``close`` at most so long."""

@@ -180,6 +180,29 @@ def test_a_copy_that_fails_is_told_as_failed_and_holds_up_nobody(bench: Bench) -
     failing.executor.close()
 
 
+def test_a_store_that_answers_again_is_used_again_though_nobody_asked(bench: Bench) -> None:
+    """An idle engine's first request after an outage must not be the one that finds the store bypassed."""
+    real, broken = MemoryStore.exists, threading.Event()
+
+    def exists(self: MemoryStore, namespace: KVNamespace, keys: Any, timeout_s: float) -> list[bool]:
+        if broken.is_set():
+            raise OSError("away")
+        return real(self, namespace, keys, timeout_s)
+
+    store = bench.executor.store
+    assert store is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryStore, "exists", exists)
+        broken.set()
+        assert bench.run(ops(lookup=[(1, 0, 10)])) == {1: 0}
+        assert not store.lanes[0].up
+        broken.clear()
+        end = time.monotonic() + 10
+        while not store.lanes[0].up and time.monotonic() < end:
+            time.sleep(0.01)
+        assert store.lanes[0].up
+
+
 def test_more_store_operations_than_may_wait_are_failed_at_once(bench: Bench) -> None:
     """A slow store must not hold the pages of the host tier."""
     hold = threading.Event()
