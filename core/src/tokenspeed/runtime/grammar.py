@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
@@ -57,6 +57,7 @@ class GrammarStore:
         self._entries: OrderedDict[bytes, tuple[CompiledGrammar, int]] = OrderedDict()
         self._reading: dict[bytes, Future[CompiledGrammar]] = {}
         self._lock = Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read grammars")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -87,6 +88,18 @@ class GrammarStore:
             del self._reading[key]
         mine.set_result(compiled)
         return compiled
+
+    def ask(self, key: bytes, data: bytes) -> Future[CompiledGrammar]:
+        """The same without a wait: done where the grammar is there, else read in the store's own thread."""
+        with self._lock:
+            kept = self._entries.get(key)
+            if kept is not None:
+                self._entries.move_to_end(key)
+        if kept is None:
+            return self._thread.submit(self.get, key, data)
+        there = Future[CompiledGrammar]()
+        there.set_result(kept[0])
+        return there
 
     def _keep(self, key: bytes, compiled: CompiledGrammar, size: int) -> None:
         self._entries[key] = compiled, size
@@ -167,6 +180,14 @@ class _Entry:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """A request whose grammar is still read, while the forward passes over its prompt are queued."""
+
+    request: SlotRequest
+    compiled: Future[CompiledGrammar]
+
+
 class SlotGrammars:
     """One entry per slot, loaded when a request begins there.
 
@@ -192,36 +213,45 @@ class SlotGrammars:
         self._clock = clock
         self._words = mask_words(vocab_size)
         self._stop_ids = tuple(stop_ids)
-        self._slots: list[_Entry | str | None] = [None] * max_slots
+        self._slots: list[_Entry | _Loading | str | None] = [None] * max_slots
         self._by_id: OrderedDict[int, _Entry] = OrderedDict()
         self._kept = 2 * max_slots + 64
 
     def load(self, request: SlotRequest) -> None:
-        """Take over ``request.slot``. A grammar that cannot be read is that request's fault, told when it draws."""
-        self._slots[request.slot] = None
-        if request.grammar is None:
+        """Take over ``request.slot``; does not wait for a grammar that has to be read. One that cannot be is that request's fault, told when it draws."""
+        slot, grammar = request.slot, request.grammar
+        self._slots[slot] = None
+        if grammar is None:
             return
+        kept = self._by_id.pop(request.id, None)
+        if kept is not None and kept.key == grammar.key and _goes_on(kept, len(request.output) // 4):
+            self._enter(slot, request, kept)
+            return
+        loading = _Loading(request, self._store.ask(grammar.key, grammar.compiled))
+        self._slots[slot] = loading
+        if loading.compiled.done():
+            self._loaded(slot, loading)
+
+    def _loaded(self, slot: int, loading: _Loading) -> _Entry | str:
+        """What stands in ``slot`` for a request whose grammar is read; waits until it is."""
         try:
-            entry = self._entry(request)
+            entry = self._entry(loading.request, loading.compiled.result())
         except Exception as error:  # whatever a backend does with bytes, the other rows go on
-            self._slots[request.slot] = f"its grammar cannot be used: {type(error).__name__}: {error}"
-            return
-        self._slots[request.slot] = self._by_id[request.id] = entry
+            fault = self._slots[slot] = f"its grammar cannot be used: {type(error).__name__}: {error}"
+            return fault
+        self._enter(slot, loading.request, entry)
+        return entry
+
+    def _enter(self, slot: int, request: SlotRequest, entry: _Entry) -> None:
+        self._slots[slot] = self._by_id[request.id] = entry
         while len(self._by_id) > self._kept:
             self._by_id.popitem(last=False)
 
-    def _entry(self, request: SlotRequest) -> _Entry:
-        grammar = request.grammar
+    def _entry(self, request: SlotRequest, compiled: CompiledGrammar) -> _Entry:
+        grammar, params = request.grammar, request.params
         assert grammar is not None, "only requests with a grammar have an entry"
-        output = np.frombuffer(request.output, dtype="<i4")
-        kept = self._by_id.pop(request.id, None)
-        if kept is not None and kept.key == grammar.key:
-            kept.settle()
-            if kept.state.length == len(output) and not kept.state.fault:
-                return kept
-        params = request.params
         state = GrammarState(
-            self._store.get(grammar.key, grammar.compiled),
+            compiled,
             reasoning_end=grammar.reasoning_end,
             end_ids=request.end_ids,
             stop_ids=self._stop_ids,
@@ -229,7 +259,7 @@ class SlotGrammars:
             min_tokens=params.min_tokens,
         )
         entry = _Entry(grammar.key, state, self._clock)
-        for token in output.tolist():
+        for token in np.frombuffer(request.output, dtype="<i4").tolist():
             entry.take(token, _EARNED_AGAIN_S)
         return entry
 
@@ -246,6 +276,8 @@ class SlotGrammars:
         faults: dict[int, str] = {}
         for row, slot in enumerate(slots.tolist()):
             entry = self._slots[slot]
+            if isinstance(entry, _Loading):
+                entry = self._loaded(slot, entry)
             if not isinstance(entry, _Entry):  # a request that was aborted as it entered the slot still runs its step
                 bits[row * width : (row + 1) * width] = -1
                 if isinstance(entry, str):
@@ -267,6 +299,15 @@ class SlotGrammars:
             entry = self._slots[slot]
             if isinstance(entry, _Entry):
                 entry.pending.append(_Pending(tokens, row, counts))
+
+
+def _goes_on(entry: _Entry, length: int) -> bool:
+    """Whether a matcher that was kept stands where the request does, with ``length`` tokens of output; one that breaks is made again."""
+    try:
+        entry.settle()
+    except Exception:
+        return False
+    return entry.state.length == length and not entry.state.fault
 
 
 def _fill(state: GrammarState, bits: Int32, first: int, drafts: Sequence[int]) -> None:

@@ -244,6 +244,26 @@ def test_what_reads_one_grammar_does_not_wait_for_another_and_a_grammar_is_read_
     assert backend.reads == 2
 
 
+def test_a_slot_is_taken_over_while_its_grammar_is_still_read(monkeypatch):
+    """A rank that has not got the grammar reads it beside the forward passes over the prompt; the first mask waits."""
+    go, whole = threading.Event(), BACKEND.deserialize
+
+    def slow(data):
+        assert go.wait(20)
+        return whole(data)
+
+    backend = TinyGrammarBackend(CONTEXT)
+    monkeypatch.setattr(backend, "deserialize", slow)
+    machine = SlotGrammars(GrammarStore(backend), max_slots=2, vocab_size=VOCAB, stop_ids=(STOP,))
+    machine.load(slot_request(0, "abc", number=1))
+    machine.load(slot_request(0, "xyz", number=2))  # the first one was aborted
+    machine.load(slot_request(1, "abc", number=3, output=b"a"))
+    go.set()
+    masks = machine.masks(np.array([0, 1], dtype=np.int32))
+    assert not masks.faults
+    assert (ids_of(masks.bits[0]), ids_of(masks.bits[1])) == ({ord("x")}, {ord("b")})
+
+
 def test_a_grammar_that_could_not_be_read_is_tried_again():
     store = GrammarStore(_Sized())
     for _ in range(2):
@@ -258,6 +278,7 @@ def test_a_row_whose_grammar_takes_too_long_ends_alone(monkeypatch):
     machine = SlotGrammars(GrammarStore(BACKEND), max_slots=2, vocab_size=VOCAB, stop_ids=(STOP,), clock=lambda: now[0])
     machine.load(slot_request(0, "a*", number=0))
     machine.load(slot_request(1, "b*", number=1))
+    machine.masks(np.array([0, 1], dtype=np.int32))
     whole, slow, cost = GrammarState.fill, machine._slots[0].state, [0.0]
 
     def fill(self, mask, row):
