@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,29 +139,34 @@ def build_loop(
     host_pages = rank.cache.host.num_pages if rank.cache is not None else ()
     scheduler = Scheduler(scheduler_config(config, num_pages=rank.pool.num_pages, host_pages=host_pages))
     cache = cache or rank.cache
-    grammars = build_grammars(rank.grammar)
-    tiers = None if cache is None or rank.cache is None else Tiers(scheduler, cache, rank.cache)
-    gauges = Gauges(scheduler, grammars, tiers)
-    info = _info(assembly, rank)
-    events = kv_events_of(config)
-    block_sizes = [group.page_size for group in scheduler.config.groups]
-    loop = EventLoop(
-        scheduler=scheduler,
-        executor=executor or rank.executor,
-        tiers=tiers,
-        admission=Admission(
-            vocab_size=rank.vocab_size,
-            end_ids=end_ids_of(assembly, vocab_size=rank.vocab_size),
-            seed=config.seed,
-        ),
-        channel=channel,
-        control=Control(scheduler=scheduler, gauges=gauges, info=info),
-        gauges=gauges,
-        grammars=grammars,
-        kv_events=KVEventPublisher(events, block_sizes=block_sizes) if events is not None else None,
-        overlap_depth=scheduler.config.overlap_depth,
-        clock=clock,
-    )
+    with ExitStack() as started:  # nothing of it outlives a start that fails
+        if cache is not None:
+            started.callback(cache.close)
+        grammars = build_grammars(rank.grammar)
+        started.callback(grammars.close)
+        tiers = None if cache is None or rank.cache is None else Tiers(scheduler, cache, rank.cache)
+        gauges = Gauges(scheduler, grammars, tiers)
+        info = _info(assembly, rank)
+        events = kv_events_of(config)
+        block_sizes = [group.page_size for group in scheduler.config.groups]
+        loop = EventLoop(
+            scheduler=scheduler,
+            executor=executor or rank.executor,
+            tiers=tiers,
+            admission=Admission(
+                vocab_size=rank.vocab_size,
+                end_ids=end_ids_of(assembly, vocab_size=rank.vocab_size),
+                seed=config.seed,
+            ),
+            channel=channel,
+            control=Control(scheduler=scheduler, gauges=gauges, info=info),
+            gauges=gauges,
+            grammars=grammars,
+            kv_events=KVEventPublisher(events, block_sizes=block_sizes) if events is not None else None,
+            overlap_depth=scheduler.config.overlap_depth,
+            clock=clock,
+        )
+        started.pop_all()
     return loop, info
 
 

@@ -419,6 +419,17 @@ def test_a_store_that_ends_the_start_leaves_no_thread(engine: Make, monkeypatch:
             assert not thread.is_alive()
 
 
+def test_a_start_that_fails_late_leaves_no_thread(engine: Make) -> None:
+    """The KV events' address is in use: found out when the tiers have their threads already."""
+    with zmq.Context() as context, context.socket(zmq.PUB) as taken:
+        taken.bind("tcp://127.0.0.1:*")
+        port = taken.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]
+        events_config = f'{{"enable_kv_cache_events": true, "endpoint": "tcp://*:{port}"}}'
+        with pytest.raises(ConfigError, match="cannot be bound"):
+            engine(**STORE, kv_events_config=events_config)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("kv")] == []
+
+
 # ---- several ranks
 
 
