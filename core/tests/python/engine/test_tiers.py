@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import zmq
 
@@ -18,14 +17,10 @@ from tokenspeed.config import EngineConfig
 from tokenspeed.engine import tiers as tiers_module
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.local import LocalEngine
-from tokenspeed.engine.rank_caches import Answers, RankCaches
-from tokenspeed.engine.ranks import pack_plan, unpack_plan
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import Frame, KVNamespace
 from tokenspeed.messages import SamplingParams, TierStats, TokenOutput
-from tokenspeed.runtime.cache_ops import FIELDS, CacheOps
 from tokenspeed.runtime.page_copies import PageMove, ThreadCopies
-from tokenspeed.runtime.plan import PlanArrays
 from tokenspeed.weights.describe import describe_model
 
 PAGE = 4
@@ -428,70 +423,3 @@ def test_a_start_that_fails_late_leaves_no_thread(engine: Make) -> None:
         with pytest.raises(ConfigError, match="cannot be bound"):
             engine(**STORE, kv_events_config=events_config)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("kv")] == []
-
-
-# ---- several ranks
-
-
-class Scripted:
-    """Rank 0's own executor, as far as ``RankCaches`` knows it."""
-
-    def __init__(self) -> None:
-        self.ended: list[tuple[int, int]] = []
-        self.in_flight = 0
-
-    def finished(self) -> list[tuple[int, int]]:
-        ended, self.ended = self.ended, []
-        return ended
-
-    def wait(self, numbers: Sequence[int]) -> dict[int, int]:
-        return dict.fromkeys(numbers, 0)
-
-    def close(self) -> None:
-        pass
-
-
-def test_an_operation_is_complete_when_all_ranks_have_answered_and_as_good_as_the_worst(tmp_path: Path) -> None:
-    own = Scripted()
-    address = f"ipc://{tmp_path}/answers"
-    caches = RankCaches(own, address, 3)  # type: ignore[arg-type]
-    with zmq.Context() as context:
-        first, second = Answers(context, address), Answers(context, address)
-        own.ended = [(1, 5), (2, 5)]
-        first.send([(1, 3), (2, 5)])
-        first.send([])
-        assert caches.finished() == []
-        assert caches.in_flight == 2
-        second.send([(2, 5)])
-        assert caches.wait([2]) == {2: 5}
-        assert caches.finished() == [(2, 5)]
-        # Rank 0 has told of its own part long ago.
-        second.send([(1, 4)])
-        assert caches.wait([1]) == {1: 3}
-        assert caches.finished() == [(1, 3)]
-        assert caches.in_flight == 0
-        first.close()
-        second.close()
-    caches.close()
-
-
-def test_cache_operations_travel_to_the_other_ranks() -> None:
-    arrays: dict[str, Any] = {
-        name: np.arange(32, dtype=np.uint8).reshape(2, 16)
-        if name.endswith("_hash")
-        else np.arange(2, dtype=np.int64 if name.endswith("_op") else np.int32)
-        for name in FIELDS
-    }
-    ops = CacheOps(**arrays)
-    nothing = np.zeros(0, dtype=np.int32)
-    names = ("slots", "context_lens", "query_lens", "input_ids", "flags", "output_lens")
-    deltas = ("delta_group", "delta_slot", "delta_index", "delta_page", "prefix_intervals")
-    plan = PlanArrays(num_rows=0, num_extend_rows=0, num_tokens=0, **dict.fromkeys((*names, *deltas), nothing))
-    there = unpack_plan(pack_plan(plan, [], ops))
-    assert there is not None
-    assert there[0].cache_ops is not None
-    for name in FIELDS:
-        np.testing.assert_array_equal(getattr(there[0].cache_ops, name), arrays[name])
-    bare = unpack_plan(pack_plan(plan, []))
-    assert bare is not None
-    assert bare[0].cache_ops is None
