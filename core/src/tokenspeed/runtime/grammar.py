@@ -269,7 +269,7 @@ class SlotGrammars:
         Args:
             slots: (n) slots with a grammar.
             drafts: (n, W - 1) tokens proposed after the row's last one, -1 for none; position j's mask holds if the first j of them are accepted. Behind a
-                token that the grammar does not allow nothing is masked: that token cannot be accepted.
+                token that the grammar does not allow nothing is masked: that token cannot be accepted. No drafter gives them yet.
         """
         width = 1 if drafts is None else drafts.shape[1] + 1
         bits = np.empty((len(slots) * width, self._words), dtype=np.int32)

@@ -135,6 +135,8 @@ async def test_the_native_route_has_its_own_names() -> None:
         short = {"regex": "a", "min_new_tokens": 3}
         response = await server.http.post("/generate", json={"text": "hi", "sampling_params": short})
         refused(response, "sampling_params.min_new_tokens")
+        response = await server.http.post("/generate", json={"text": "x", "sampling_params": {"min_tokens": 3}})
+        assert "takes min_new_tokens" in refused(response, "sampling_params.min_tokens")
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -288,3 +290,19 @@ async def test_what_passed_once_is_not_checked_again() -> None:
         with pytest.raises(GrammarError):
             checker("json_schema", "uniqueItems")
     assert asked[-2:] == ["uniqueItems", "uniqueItems"]
+
+
+async def test_a_check_that_breaks_refuses_the_grammar_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(kind: str, value: str) -> None:
+        raise OverflowError(f"no such {kind} as {value}")
+
+    async with running(grammar_checker=CheckedBefore(broken)) as server:
+        for _ in range(2):
+            answer = await server.http.post(
+                "/v1/completions", json={"prompt": "a", "structured_outputs": {"regex": "a"}}
+            )
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "structured_outputs.regex")
+            assert "the grammar cannot be read: its check ended with OverflowError" in error["message"]
+    (record,) = (record for record in caplog.records if "A check of a grammar" in record.message)
+    assert record.exc_info is not None

@@ -66,7 +66,6 @@ class GenerateSampling(SamplingFields, kw_only=True, frozen=True):
 
 _REFUSED = {
     "max_tokens": Refused("the native route takes max_new_tokens"),
-    "min_tokens": Refused("the native route takes min_new_tokens"),
 }
 _OUTSIDE = (
     "model",
@@ -77,7 +76,6 @@ _OUTSIDE = (
     "session_id",
     "retain_s",
     "user",
-    "min_tokens",
 )
 
 
@@ -107,18 +105,16 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
     context.check_model(body.model)
     given = {name: field for name, field in body.sampling_params.items() if field is not None}
     for name in _OUTSIDE:
-        if name in given and name not in _REFUSED:
+        if name in given:
             raise RequestError(
                 f"sampling_params.{name} belongs beside sampling_params", param=f"sampling_params.{name}"
             )
-    sampling = parse_object(
-        {k: v for k, v in given.items() if k != "min_tokens"}, GenerateSampling, _REFUSED, "sampling_params."
-    )
-    if "min_tokens" in given:
+    if "min_tokens" in given:  # a field of the struct, which the other routes share
         raise RequestError(
             "sampling_params.min_tokens is not supported: the native route takes min_new_tokens",
             param="sampling_params.min_tokens",
         )
+    sampling = parse_object(given, GenerateSampling, _REFUSED, "sampling_params.")
     sampling = msgspec.structs.replace(sampling, min_tokens=sampling.min_new_tokens)
     limits = context.limits
     if (body.text is None) == (body.input_ids is None):
