@@ -194,14 +194,25 @@ class GrammarCompiler:
         return process
 
     def _reply(self, process: subprocess.Popen[bytes], limit_s: float, patience_s: float) -> CompileReply | None:
-        """The next reply; ``None`` past so much processor time, or wall time. Raises ``GrammarError`` where the process dies."""
+        """The next reply; ``None`` past so much processor time.
+
+        Raises:
+            GrammarError: the process dies, is stopped, or has not taken that time when ``patience_s`` are over (status 503): no fault of the grammar.
+        """
         assert process.stdout is not None, "it was started with pipes"
         began_s, began_cpu = time.monotonic(), _cpu_seconds(process.pid)
         while not select.select([process.stdout], [], [], _LOOK_S)[0]:
             wall_s = time.monotonic() - began_s
             cpu_s = _cpu_seconds(process.pid) - began_cpu if began_cpu >= 0 else wall_s
-            if cpu_s > limit_s or wall_s > patience_s:
+            if cpu_s > limit_s:
                 return None
+            stopped = wall_s > limit_s and _state(process.pid) in ("T", "t")
+            if stopped or wall_s > patience_s:
+                self._end()
+                what = (
+                    "is stopped" if stopped else f"does not get on: {cpu_s:.3g} s of processor time in {wall_s:.3g} s"
+                )
+                raise GrammarError(f"the process that compiles grammars {what}; try again later", status=503)
         frame = read_frame(process.stdout)
         if not frame:
             raise self._death(process)
@@ -243,10 +254,23 @@ class _RefusedError(GrammarError):
     """The grammar's own fault."""
 
 
+def _stat(pid: int) -> list[str]:
+    """What Linux tells of a process from its state on; nothing elsewhere."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state(pid: int) -> str:
+    """``T`` for a process that a signal has stopped, ``t`` for one that a debugger has; empty where the system does not tell."""
+    return next(iter(_stat(pid)), "")
+
+
 def _cpu_seconds(pid: int) -> float:
     """Processor time of a process, all its threads; -1 where the system does not tell."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _stat(pid)
         return (int(fields[11]) + int(fields[12])) / _TICKS
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return -1.0

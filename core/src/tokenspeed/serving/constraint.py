@@ -6,6 +6,7 @@ The grammar backend's own checker runs here, before the engine is asked, so that
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -35,6 +36,8 @@ __all__ = [
 #: ``(kind, value) -> None``; raises ``GrammarError``. ``None`` in its place: there is no grammar backend.
 GrammarChecker = Callable[[str, str], None]
 
+_log = logging.getLogger(__name__)
+
 _ANY_OBJECT = {"type": "object"}
 #: Tools of one request whose calls are held to their parameters, and characters of these together.
 _MAX_HELD = 256
@@ -46,6 +49,8 @@ _CHECK_S = 2.0
 class CheckedBefore:
     """A checker that lets pass at once what it let pass before: an agent sends the same tools with every turn.
 
+    What a checker raises beside ``GrammarError`` refuses the grammar too, and is logged, each type once.
+
     Args:
         checker: asked for the rest, from any thread.
         size: how many grammars are remembered, by their digests.
@@ -55,6 +60,7 @@ class CheckedBefore:
         self._checker = checker
         self._size = size
         self._passed: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._logged: set[type[Exception]] = set()
         self._lock = threading.Lock()
 
     def __call__(self, kind: str, value: str) -> None:
@@ -63,11 +69,25 @@ class CheckedBefore:
             if key in self._passed:
                 self._passed.move_to_end(key)
                 return
-        self._checker(kind, value)
+        try:
+            self._checker(kind, value)
+        except RequestError:
+            raise
+        except Exception as error:
+            self._log(kind, error)
+            text = f"the grammar cannot be read: its check ended with {type(error).__name__}"
+            raise GrammarError(text, code="unsupported_grammar") from error
         with self._lock:
             self._passed[key] = None
             if len(self._passed) > self._size:
                 self._passed.popitem(last=False)
+
+    def _log(self, kind: str, error: Exception) -> None:
+        with self._lock:
+            known = type(error) in self._logged
+            self._logged.add(type(error))
+        if not known:
+            _log.error("A check of a grammar of kind %s broke; it is refused", kind, exc_info=error)
 
 
 class _Bounded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -78,17 +79,36 @@ def test_a_grammar_that_is_refused_breaks_or_grows_too_large_is_an_error_of_its_
     assert bench.compile("a+").error is None
 
 
-@pytest.mark.parametrize("how", ["sleep", "spin"])
-def test_a_grammar_that_takes_too_long_is_an_error_of_its_own(bench, how):
-    """By processor time, and by six times as much wall time."""
+def test_a_grammar_that_takes_too_long_is_an_error_of_its_own(bench):
     bench.compile("a+")
     first = bench.compiler.pid
-    result = bench.compile(rf"\!{how}")
+    result = bench.compile(r"\!spin")
     assert "longer than 0.25 s" in result.error.message
     assert (result.lasting, result.error.status) == (True, 400)
     assert result.seconds < 30
     assert bench.compile("a+").error is None
     assert bench.compiler.pid != first
+
+
+def test_a_process_that_gets_no_processor_is_not_the_grammars_fault(bench):
+    """It is given six times the grammar's processor time, and replaced then."""
+    bench.compile("a+")
+    first = bench.compiler.pid
+    result = bench.compile(r"\!sleep")
+    assert "does not get on" in result.error.message
+    assert (result.lasting, result.error.status) == (False, 503)
+    assert bench.compile("a+").error is None
+    assert bench.compiler.pid != first
+
+
+def test_a_process_that_is_stopped_is_not_the_grammars_fault(bench):
+    bench.compile("a+")
+    os.kill(bench.compiler.pid, signal.SIGSTOP)
+    result = bench.compile("b+")
+    assert "is stopped" in result.error.message
+    assert (result.lasting, result.error.status) == (False, 503)
+    assert result.seconds < 30
+    assert bench.compile("b+").error is None
 
 
 def test_a_process_that_dies_is_replaced(bench):
