@@ -75,9 +75,8 @@ class LiveRequest:
             self.preempted_us += now_us - self.retracted_us
             self.retracted_us = 0
         params = self.params
-        if (
-            params.prompt_logprobs >= 0 and self.prompt_logprobs is None
-        ):  # they were sent; computing the prompt again must not cost them again
+        # They were sent; computing the prompt again must not cost them again.
+        if params.prompt_logprobs >= 0 and self.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=-1)
         return SlotRequest(
             slot,
