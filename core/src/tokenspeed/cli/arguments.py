@@ -57,6 +57,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line and the way to the help, instead of a screen of usage."""
+        if message.endswith("expected one argument"):
+            message += "; a value that begins with - follows an equals sign: --flag=-1"
         self.exit(2, f"{self.prog}: {message}\nsee {self.prog} --help\n")
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:

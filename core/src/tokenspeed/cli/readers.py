@@ -37,7 +37,9 @@ def number(minimum: float, maximum: float | None = None, *, above: bool = False)
             value = float(text)
         except ValueError:
             raise ValueError(f"{text!r} is not a number") from None
-        if not math.isfinite(value) or value < minimum or (above and value == minimum):
+        if not math.isfinite(value):
+            raise ValueError(f"{text} is not a finite number")
+        if value < minimum or (above and value == minimum):
             raise ValueError(f"{text} must be {'above' if above else 'at least'} {minimum:g}")
         if maximum is not None and value > maximum:
             raise ValueError(f"{text} is above {maximum:g}")

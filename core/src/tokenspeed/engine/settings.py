@@ -44,6 +44,10 @@ _BOUNDS = {
     "kv_cache_memory_bytes": (1, 1 << 62),
     "block_size": (1, 65_536),
     "max_step_ms": (0, 3_600_000),
+    "kvstore_ratio": (0, 1_000_000),
+    "kvstore_size": (1, 1 << 62),
+    "kvstore_timeout_ms": (1, 86_400_000),
+    "prefetch_threshold": (1, 1 << 30),
 }
 
 
@@ -137,7 +141,7 @@ def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Plat
     for name, (low, high) in _BOUNDS.items():
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            need = f"at least {low}" if value < low else f"at most {high}"
+            need = f"at most {high}" if value > high else f"at least {low}"
             raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be {need}")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(
@@ -173,9 +177,12 @@ def _check_tiers(config: EngineConfig) -> None:
         raise ConfigError(
             f"--kvstore-write-policy {config.kvstore_write_policy}: choose from {', '.join(_WRITE_POLICIES)}"
         )
-    for name, low in (("kvstore_ratio", 0), ("kvstore_size", 1), ("kvstore_timeout_ms", 1), ("prefetch_threshold", 1)):
-        value = getattr(config, name)
-        if value is not None and not low <= value < 1 << 62:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be at least {low}")
+    if not config.enable_prefix_caching:
+        for name in ("kvstore", "kvstore_ratio", "kvstore_size"):
+            if value := getattr(config, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"{flag} {value}: --no-enable-prefix-caching leaves nothing to keep there; leave one out"
+                )
     if not 0 <= config.session_retain_percent <= 100:
         raise ConfigError(f"--session-retain-percent {config.session_retain_percent}: it must lie in 0..100")

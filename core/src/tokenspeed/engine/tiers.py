@@ -205,8 +205,6 @@ def host_pages_of(assembly: Assembly, pool: KVPool, *, ranks: int, pinned: bool)
         raise ConfigError(
             f"{flag}: the host tier holds no page of {max(page_bytes)} bytes, and a KV store needs one; raise it"
         )
-    if any(pages) and not config.enable_prefix_caching:
-        raise ConfigError("--no-enable-prefix-caching leaves nothing to keep in a host tier; leave out --kvstore-...")
     _check_memory(sum(map(int.__mul__, page_bytes, pages)), ranks=ranks, pinned=pinned)
     return pages if any(pages) else []
 

@@ -12,6 +12,8 @@ from tokenspeed.errors import ConfigError
 __all__ = ["LOOPBACK", "KVEventsConfig", "check_kv_events", "kv_events_of", "parse_kv_events_config"]
 
 _FLAG = "--kv-events-config"
+#: The largest number that ZeroMQ takes for a queue.
+_MOST = 2**31 - 1
 #: Where events are published unless an endpoint is given.
 LOOPBACK = "tcp://127.0.0.1:5557"
 
@@ -60,12 +62,17 @@ def parse_kv_events_config(text: str) -> KVEventsConfig:
     except msgspec.DecodeError as error:
         raise ConfigError(f'{_FLAG}: {error}; it is a JSON object such as {{"enable_kv_cache_events": true}}') from None
     for name, least in (("buffer_steps", 1), ("hwm", 0), ("max_queue_size", 1)):
-        if (value := getattr(config, name)) < least:
-            raise ConfigError(f"{_FLAG}: {name} is {value}; it must be at least {least}")
+        if not least <= (value := getattr(config, name)) <= _MOST:
+            need = f"at least {least}" if value < least else f"at most {_MOST}"
+            raise ConfigError(f"{_FLAG}: {name} is {value}; it must be {need}")
     for name in ("endpoint", "replay_endpoint"):
         address: str | None = getattr(config, name)
         if address is not None and not address.startswith(("tcp://", "ipc://")):
             raise ConfigError(f"{_FLAG}: {name} is {address!r}; it must begin with tcp:// or ipc://")
+        if address is not None and address.startswith("tcp://"):
+            port = address.rpartition(":")[2]
+            if port != "*" and not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
+                raise ConfigError(f"{_FLAG}: {name} is {address!r}; a tcp:// address ends in a port, 0 to 65535 or *")
     if config.publisher == "zmq" and not config.enable_kv_cache_events:
         raise ConfigError(
             f"{_FLAG}: publisher is zmq but no events are recorded; add enable_kv_cache_events, or leave publisher out"
