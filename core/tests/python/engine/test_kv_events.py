@@ -462,6 +462,12 @@ def test_a_client_that_reads_no_replay_is_cut_and_another_is_served(publisher: O
     assert source.replays_cut > 0
 
 
+def test_the_largest_buffer_can_be_asked_for(publisher: Open) -> None:
+    """Twice as many messages as that are no number that a socket takes."""
+    with KVEventSubscriber(publisher(buffer_steps=2**31 - 1).endpoint) as subscriber:
+        assert subscriber.poll(0) == []
+
+
 def test_nobody_else_on_the_network_listens_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events hold the tokens of every prompt."""
     monkeypatch.setattr("tokenspeed.engine.kv_events.publisher.LOOPBACK", LOOPBACK.replace("5557", "*"))

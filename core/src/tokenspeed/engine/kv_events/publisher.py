@@ -26,6 +26,7 @@ __all__ = ["KVEventPublisher"]
 _log = logging.getLogger(__name__)
 _WAKE = "inproc://kv-events-wake"
 
+_LARGEST = 2**31 - 1  # that an option of a socket takes
 #: How often ``close`` looks whether the thread has failed while it waits for room in the queue.
 _LOOK_S = 0.1
 #: How long ``close`` leaves to the last messages.
@@ -79,7 +80,7 @@ class KVEventPublisher:
             if config.replay_endpoint is not None:
                 self._router = self._context.socket(zmq.ROUTER)
                 # Half of it is room again only when the client has read the other half: a whole replay always fits for who has read the one before it.
-                self._router.sndhwm = 2 * (config.buffer_steps + 1)
+                self._router.sndhwm = min(2 * (config.buffer_steps + 1), _LARGEST)
                 self._router.router_mandatory = True
                 self.replay_endpoint = _attach(self._router, "replay_endpoint", config.replay_endpoint, bind=True)
             self._woken, self._waker = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
