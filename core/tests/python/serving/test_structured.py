@@ -274,6 +274,13 @@ async def test_a_reply_that_does_not_begin_with_its_header_has_no_form(tool_pars
         assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
 
 
+async def test_an_empty_expression_or_grammar_is_refused_in_words() -> None:
+    async with running(grammar_checker=check) as server:
+        for name, what in (("regex", "a regular expression"), ("grammar", "an EBNF grammar")):
+            message = refused(await server.complete(structured_outputs={name: ""}), f"structured_outputs.{name}")
+            assert message.endswith(f"the text is empty; give {what}, or leave it out")
+
+
 async def test_what_passed_once_is_not_checked_again() -> None:
     """An agent sends the same tools with every turn; a refusal is found anew each time, and the oldest of too many is forgotten."""
     asked = []

@@ -83,9 +83,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
     """
 
     json: dict[str, Any] | str | bool | None = None
-    regex: Annotated[str, Meta(min_length=1)] | None = None
+    regex: str | None = None
     choice: list[str] | None = None
-    grammar: Annotated[str, Meta(min_length=1)] | None = None
+    grammar: str | None = None
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
 
@@ -184,6 +184,9 @@ def _one(name: str, value: Any, param: str) -> Answer:
         return _choice(value, param)
     if name == "structural_tag":
         return _tag(_decoded(value, param), param)
+    if not value:
+        what = "an EBNF grammar" if name == "grammar" else "a regular expression"
+        raise RequestError(f"{param}: the text is empty; give {what}, or leave it out", param=param)
     return Answer("ebnf" if name == "grammar" else "regex", value, param)
 
 
