@@ -96,6 +96,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     ("json_schema", '{"const": 1, "$ref": "#"}', "endlessly"),
     ("json_schema", '{"const": 1, "anyOf": [{"$ref": "#"}]}', "endlessly"),
+    ("json_schema", '{"enum": [1, [1e400]]}', r"\$.enum: a number is beyond what a double holds"),
+    ("json_schema", '{"type": "string", "pattern": "[]"}', r"\$.pattern: matches no string"),
     ("choice", json.dumps([f"c{i}" for i in range(20_000)]), "1000"),
     ("regex", "a" * 9000, "8192"),
     ("ebnf", 'root ::= "' + "a" * 70_000 + '"', "65536"),

@@ -151,7 +151,8 @@ def string_tree(atoms: Sequence[Atom], allowed: charsets.Ranges) -> tuple[Node, 
                 tree = search(parse(text, path), path)
             if (tree := restrict(tree, allowed)) == NOTHING:
                 raise refuse(
-                    path, "matches only strings with quotes, backslashes or control characters, which are not generated"
+                    path,
+                    "matches no string, or only ones with quotes, backslashes or control characters, which are not generated",
                 )
             if all(tree != other for other, _ in trees):
                 trees.append((tree, path))

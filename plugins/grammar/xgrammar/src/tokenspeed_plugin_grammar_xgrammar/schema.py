@@ -7,6 +7,7 @@ a schema without ``type`` generates the types that its keywords speak of. ``docs
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -235,6 +236,8 @@ def _check_constant(value: Any, path: str) -> None:
     """Refuse numbers that XGrammar would write as others."""
     if json_type(value) == "integer" and isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise refuse(path, f"{value} is beyond 64 bits")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise refuse(path, "a number is beyond what a double holds")
     for inner in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
         _check_constant(inner, path)
 
