@@ -134,9 +134,21 @@ async def scenario(url: str, model: str, rng: random.Random) -> tuple[list[Strea
             short = await open_stream(client, url, {**common, "prompt": ids(rng, BUDGET), "max_tokens": 1})
             assert not short.error
             alone.append(asyncio.get_running_loop().time() - begin)
+        # All decodes say one word again and again: a token that completes no character would be told with the next one, and its step look twice as long.
+        answer = await client.post(
+            f"{url}/tokenize", json={"model": model, "prompt": " a", "add_special_tokens": False}
+        )
+        (word,) = answer.json()["tokens"]
         decodes = [Stream() for _ in range(DECODES)]
         tasks = [
-            asyncio.create_task(open_stream(client, url, {**common, "prompt": ids(rng, 16), "max_tokens": 200}, stream))
+            asyncio.create_task(
+                open_stream(
+                    client,
+                    url,
+                    {**common, "prompt": ids(rng, 16), "max_tokens": 200, "logit_bias": {str(word): 100}},
+                    stream,
+                )
+            )
             for stream in decodes
         ]
         for stream in decodes:
@@ -154,6 +166,7 @@ def test_a_long_prompt_opens_no_gap_longer_than_one_and_a_half_steps(serve: Call
     decodes, long, alone = asyncio.run(scenario(server.url, server.model, random.Random(3)))
     assert [stream.error for stream in [*decodes, long]] == [""] * (DECODES + 1)
     assert [stream.usage["completion_tokens"] for stream in decodes if stream.usage] == [200] * DECODES
+    assert [stream.texts for stream in decodes] == [[" a"] * 200] * DECODES
     # Steps that carried a chunk end between the long prompt's arrival and its first token.
     gaps = [
         later - earlier

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from engine_model import Engine, make_config
 
+import tokenspeed._scheduler as ts
+
 COLUMNS = {
     "write_back": ("op", "group", "device", "host"),
     "load_back": ("op", "group", "host", "device", "row"),
@@ -98,6 +100,38 @@ def test_a_wrong_answer_is_refused_and_changes_nothing(ops: list[int], pages: li
 def test_a_bad_field_is_named(fields: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_config(**fields)
+
+
+@pytest.mark.parametrize("good", [2, 0], ids=["copied", "copy failed"])
+def test_gram_13_a_row_that_fails_while_its_pages_are_copied_gives_them_back_once(good: int) -> None:
+    """A grammar's error ends a row with FAIL. The error is what is reported; its pages are free when the copy has ended, and not before."""
+    scheduler = ts.Scheduler(make_config(host=16))
+    scheduler.submit_requests([ts.RequestSpec(id=1, tokens=list(range(9)), max_new_tokens=9)], 1)
+
+    def step(outcome: ts.Outcome) -> tuple[ts.ExecutionPlan, ts.AdvanceResult]:
+        plan = scheduler.next_execution_plan(2)
+        result = scheduler.advance(plan.plan_id, [1], [7], [int(outcome)])
+        scheduler.check_integrity()
+        return plan, result
+
+    step(ts.Outcome.CONTINUE)
+    plan, failed = step(ts.Outcome.FAIL)
+    (op,) = set(plan.write_back_op.tolist())
+    assert len(plan.write_back_op) == 2
+    after = scheduler.next_execution_plan(3)
+    told = [*zip(failed.finished_ids.tolist(), failed.finished_reasons.tolist(), strict=True)]
+    told += zip(after.finished_ids.tolist(), after.finished_reasons.tolist(), strict=True)
+    assert told == [(1, ts.FinishReason.FAILED)]
+
+    scheduler.flush_cache()
+    scheduler.check_integrity()
+    assert scheduler.stats().pages_free[0] == 30, "pages under way are neither free nor lost"
+    scheduler.cache_done([op], [good])
+    scheduler.check_integrity()
+    scheduler.flush_cache()
+    stats = scheduler.stats()
+    assert (stats.pages_free[0], stats.host_pages_free[0], stats.failed) == (32, 16, 1)
+    assert not scheduler.has_work()
 
 
 def test_events_rebuild_what_each_tier_holds() -> None:
