@@ -72,7 +72,7 @@ class Round {
     config.max_batched_tokens = static_cast<int32_t>(pressed_ ? Pick(1, 5) : Pick(1, 40));
     config.max_model_len = static_cast<int32_t>(Pick(8, 30 * page_size + 8));
     config.max_row_width = Chance(60) ? 1 : static_cast<int32_t>(Pick(2, 4));
-    config.overlap_depth = Chance(48) ? 1 : 0;
+    config.overlap_depth = Chance(52) ? 1 : 0;
     config.enable_prefix_caching = !Chance(10);
     config.max_step_us = Chance(30) ? 1'000 : 0;
     config.hit_window = static_cast<int32_t>(Pick(1, 4));
