@@ -206,6 +206,11 @@ class Scheduler {
   void ExpireSessions();
   void ForgetSession(int64_t id, bool expired);
   void BeginSessionLoads();
+  struct PendingSession {
+    int64_t id;
+    int32_t pages;  // that it lacked when it was asked for
+    int64_t patient_until_us;
+  };
   // The device's depth of its prefix, and the host's below it.
   [[nodiscard]] std::pair<PrefixTree::Position, int32_t> ReachOf(const Session& session);
 
@@ -266,7 +271,7 @@ class Scheduler {
   std::unordered_map<int64_t, Session> sessions_;
   std::set<std::pair<int64_t, int64_t>> session_ends_;  // (until_us, session)
   int64_t retained_pages_ = 0;
-  std::vector<int64_t> pending_sessions_;  // to be brought up by the next plan
+  std::vector<PendingSession> pending_sessions_;  // to be brought up by a plan that has room
   std::vector<int64_t> reloaded_;         // told of by the next plan
 
   std::unordered_map<int64_t, std::unique_ptr<Request>> requests_;

@@ -5,6 +5,12 @@
 
 namespace tokenspeed {
 
+namespace {
+
+constexpr int64_t kSessionPatienceUs = 1'000'000;  // what a prefetch waits for room before it takes what there is
+
+}  // namespace
+
 // REQUIRES: no step of it in flight; it still has its pages.
 //
 // A rank, not a lock: when nothing else is left these pages go as well, and the host has them. All sessions together keep a bounded
@@ -62,21 +68,29 @@ int32_t Scheduler::PrefetchSession(int64_t session, int64_t now_us) {
   if (found == sessions_.end()) return -1;
   if (!host_.on()) return 0;
   const auto [position, reach] = ReachOf(found->second);
-  if (reach > position.depth()) pending_sessions_.push_back(session);
-  return reach - position.depth();
+  const int32_t pages = reach - position.depth();
+  const bool asked = std::ranges::any_of(pending_sessions_, [&](const PendingSession& pending) { return pending.id == session; });
+  if (pages > 0 && !asked) pending_sessions_.push_back({session, pages, now_us_ + kSessionPatienceUs});
+  return pages;
 }
 
-// After the rows of the plan have their pages; never more than half of what is left, so that the next plan finds room.
+// After the rows of the plan have their pages; never more than half of what is left, so that the next plan finds room. Pages on their way
+// to the host are held by that for a moment: a prefetch that would be cut short by it waits.
 void Scheduler::BeginSessionLoads() {
-  for (const int64_t id : std::exchange(pending_sessions_, {})) {
-    const auto found = sessions_.find(id);
+  for (const PendingSession& pending : std::exchange(pending_sessions_, {})) {
+    const auto found = sessions_.find(pending.id);
     if (found == sessions_.end()) continue;
+    const int32_t room = (Available() + 1) / 2;
+    if (room == 0 || (room < pending.pages && now_us_ < pending.patient_until_us && PagesLeaving() > 0)) {
+      pending_sessions_.push_back(pending);
+      continue;
+    }
     const Session& session = found->second;
     const auto [position, reach] = ReachOf(session);
     const int32_t begin = position.depth();
     LoadBackOp made;
     made.pin = tree_.Pin(position);
-    const int32_t end = std::min(reach, begin + Available() / 2);
+    const int32_t end = std::min(reach, begin + room);
     if (end <= begin) continue;
     made.hashes.assign(session.hashes.begin(), session.hashes.begin() + end);
     if (events_.on()) made.tokens.assign(session.tokens.begin(), session.tokens.begin() + ptrdiff_t{end} * page_size_);

@@ -444,6 +444,24 @@ TEST(Sessions, AreWrittenToTheHostWhateverThePolicyAndBroughtUpOnRequest) {
   EXPECT_EQ(h.scheduler.PrefetchSession(8, h.now), -1);
 }
 
+// What is on its way to the host holds the device for a moment: a prefetch asked for just then is not lost, and not cut short.
+TEST(Sessions, APrefetchWaitsForPagesThatAreLeaving) {
+  TierHarness h({.base = Small(), .policy = WritePolicy::kOnEvict});
+  h.Submit(Turn(h, 1, 7, 0, 29, 1'000'000));
+  h.Drain();
+  h.Serve(2, 1'000, 60);
+  for (int plans = 0; plans < 3 && h.write_backs.empty(); ++plans) h.Plan();
+  const int32_t wanted = h.scheduler.PrefetchSession(7, h.now);
+  ASSERT_GT(wanted, (h.Stats().pages_free[0] + h.Stats().pages_cached[0] + 1) / 2) << "there is room at once, and this shows nothing";
+  EXPECT_EQ(h.scheduler.PrefetchSession(7, h.now), wanted);
+  EXPECT_TRUE(h.Plan().load_back.op.empty());
+  EXPECT_EQ(h.scheduler.cache_ops_pending(), 1) << "asked for twice is asked for once";
+  h.AnswerAll();
+  EXPECT_EQ(h.Plan().load_back.op.size(), static_cast<size_t>(wanted));
+  h.AnswerAll();
+  h.Drain();
+}
+
 TEST(Sessions, AStopFromOutsideIsAGoodEndAndAnAbortIsNot) {
   for (const FinishReason reason : {FinishReason::kStop, FinishReason::kAborted}) {
     for (const bool in_flight : {false, true}) {

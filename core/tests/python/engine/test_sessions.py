@@ -182,8 +182,6 @@ def test_with_a_host_tier_a_session_goes_there_and_comes_back_on_prefetch(make: 
     reply = engine.engine.control("prefetch_session", session=5)
     assert reply.ok
     assert reply.result > 0
-    while (figures := engine.stats.tiers) is not None and not figures.loaded_back:
-        engine.engine.step()
     engine.settle()
     assert engine.stats.tiers is not None
     assert engine.stats.tiers.loaded_back == reply.result
