@@ -7,6 +7,8 @@ namespace tokenspeed::bindings {
 void BindConfig(py::module_& module) {
   py::native_enum<CacheGroupKind>(module, "CacheGroupKind", "enum.IntEnum", "What a cache group keeps.")
       .value("FULL", CacheGroupKind::kFull)
+      .value("WINDOW", CacheGroupKind::kWindow)
+      .value("RECURRENT", CacheGroupKind::kRecurrent)
       .finalize();
   py::native_enum<AdmissionRule>(module, "AdmissionRule", "enum.IntEnum", "How much output is provided for at admission.")
       .value("EXPECTED_OUTPUT", AdmissionRule::kExpectedOutput)
@@ -23,11 +25,13 @@ void BindConfig(py::module_& module) {
       .value("SELECTIVE", WritePolicy::kSelective)
       .finalize();
 
-  py::class_<CacheGroupConfig>(module, "CacheGroupConfig", "One cache group: pages of page_size tokens.")
-      .def(py::init([](int32_t page_size, int32_t num_pages, CacheGroupKind kind, int32_t host_pages) {
-             return CacheGroupConfig{page_size, num_pages, kind, host_pages};
+  py::class_<CacheGroupConfig>(module, "CacheGroupConfig", "One cache group: pages of page_size tokens, or states that can be kept every page_size tokens.")
+      .def(py::init([](int32_t page_size, int32_t num_pages, CacheGroupKind kind, int32_t host_pages, int32_t window) {
+             return CacheGroupConfig{page_size, num_pages, kind, host_pages, window};
            }),
-           py::kw_only(), py::arg("page_size"), py::arg("num_pages"), py::arg("kind") = CacheGroupKind::kFull, py::arg("host_pages") = 0)
+           py::kw_only(), py::arg("page_size"), py::arg("num_pages"), py::arg("kind") = CacheGroupKind::kFull, py::arg("host_pages") = 0,
+           py::arg("window") = 0)
+      .def_readonly("window", &CacheGroupConfig::window)
       .def_readonly("host_pages", &CacheGroupConfig::host_pages)
       .def_readonly("page_size", &CacheGroupConfig::page_size)
       .def_readonly("num_pages", &CacheGroupConfig::num_pages)

@@ -62,6 +62,10 @@ void BindPlan(py::module_& module) {
       .value("SAMPLES", kSamples)
       .value("NEW_IN_SLOT", kNewInSlot)
       .finalize();
+  py::native_enum<StateKind>(module, "StateKind", "enum.IntEnum", "What is done to a recurrent group's state before the forward.")
+      .value("ZERO", StateKind::kZero)
+      .value("COPY", StateKind::kCopy)
+      .finalize();
 
   py::class_<PlanHandle>(module, "ExecutionPlan",
                          "What one step computes. Arrays are read-only views, valid until the plan after next is taken and while it is in flight.")
@@ -81,6 +85,10 @@ void BindPlan(py::module_& module) {
       .def_property_readonly("delta_slot", View(&ExecutionPlan::delta_slot))
       .def_property_readonly("delta_index", View(&ExecutionPlan::delta_index))
       .def_property_readonly("delta_page", View(&ExecutionPlan::delta_page))
+      .def_property_readonly("state_kind", View(&ExecutionPlan::state_kind))
+      .def_property_readonly("state_group", View(&ExecutionPlan::state_group))
+      .def_property_readonly("state_source", View(&ExecutionPlan::state_source))
+      .def_property_readonly("state_target", View(&ExecutionPlan::state_target))
       .def_property_readonly("prefix_intervals", &Intervals)
       .def_property_readonly("retracted_ids", View(&ExecutionPlan::retracted_ids))
       .def_property_readonly("finished_ids", View(&ExecutionPlan::finished_ids))

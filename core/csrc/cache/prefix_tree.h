@@ -201,6 +201,18 @@ class PrefixTree {
   // Releases what PinCold pinned: a leaf that nobody used since goes back to where it stood in the order of eviction.
   void ReleaseCold(NodePin pin, uint64_t last_use) noexcept;
 
+  // visit(hash) for every cached page. O(pages): for checks.
+  template <class Visit>
+  void VisitHashes(Visit&& visit) const {
+    std::vector<const PrefixNode*> open{root_};
+    while (!open.empty()) {
+      const PrefixNode& node = *open.back();
+      open.pop_back();
+      for (const CachedPage& cached : node.edge_) visit(cached.hash);
+      node.children_.ForEach([&](const PrefixNode& child) { open.push_back(&child); });
+    }
+  }
+
   [[nodiscard]] int32_t evictable() const noexcept { return evictable_; }
   [[nodiscard]] int32_t pages() const noexcept { return pages_; }
   [[nodiscard]] int32_t nodes() const noexcept { return static_cast<int32_t>(slab_.size() - recycled_.size()); }

@@ -12,21 +12,68 @@ void InRange(const char* field, int64_t value, int64_t low, int64_t high) {
                               std::to_string(high));
 }
 
+constexpr int64_t kMax = 1 << 30;
+
+[[noreturn]] void Refuse(const std::string& field, int64_t value, const std::string& what) {
+  throw std::invalid_argument(field + " is " + std::to_string(value) + "; " + what);
+}
+
+void ValidateGroup(const SchedulerConfig& config, size_t index) {
+  const CacheGroupConfig& first = config.groups[0];
+  const CacheGroupConfig& group = config.groups[index];
+  const std::string name = "groups[" + std::to_string(index) + "]";
+  InRange((name + ".page_size").c_str(), group.page_size, 1, index == 0 ? 65'536 : kMax);
+  InRange((name + ".num_pages").c_str(), group.num_pages, 1, kMax / (group.kind == CacheGroupKind::kRecurrent ? 1 : group.page_size));
+  InRange((name + ".host_pages").c_str(), group.host_pages, 0, kMax);
+  if (group.kind == CacheGroupKind::kWindow) InRange((name + ".window").c_str(), group.window, 1, kMax);
+  else if (group.window != 0) Refuse(name + ".window", group.window, "only window groups have one");
+  if (index == 0) return;
+  const auto same = [&](const char* field, int64_t value, int64_t expected) {
+    if (value != expected) Refuse(name + "." + field, value, "such a group has that of groups[0], " + std::to_string(expected));
+  };
+  switch (group.kind) {
+    case CacheGroupKind::kFull:
+      // Every token has a page in all of them or in none, so their ids are the same.
+      same("page_size", group.page_size, first.page_size);
+      same("num_pages", group.num_pages, first.num_pages);
+      same("host_pages", group.host_pages, first.host_pages);
+      return;
+    case CacheGroupKind::kWindow:
+      same("page_size", group.page_size, first.page_size);
+      if (group.num_pages < config.WindowPages(group)) {
+        Refuse(name + ".num_pages", group.num_pages,
+               "one request with a window of " + std::to_string(group.window) + " tokens needs " + std::to_string(config.WindowPages(group)));
+      }
+      break;
+    case CacheGroupKind::kRecurrent:
+      if (group.page_size % first.page_size != 0) {
+        Refuse(name + ".page_size", group.page_size,
+               "the tokens between two kept states are a multiple of groups[0].page_size, " + std::to_string(first.page_size));
+      }
+      if (group.num_pages < 2) Refuse(name + ".num_pages", group.num_pages, "a request needs two: its state, and the one that it continues");
+      if (config.max_row_width > 1) {
+        Refuse("max_row_width", config.max_row_width, name + " is recurrent, and a rejected draft cannot be taken out of a state; it must be 1");
+      }
+      break;
+  }
+  if (group.host_pages != 0 || config.has_host_tier()) {
+    Refuse(name + ".kind", static_cast<int64_t>(group.kind), "the host tier serves full groups alone; give the host no pages");
+  }
+}
+
 }  // namespace
 
 void SchedulerConfig::Validate() const {
-  constexpr int64_t kMax = 1 << 30;
-  if (groups.size() != 1) {
-    throw std::invalid_argument("groups has " + std::to_string(groups.size()) + " cache groups; this scheduler serves models with one");
+  if (groups.empty()) throw std::invalid_argument("groups is empty; the first cache group is full and names the prefixes");
+  if (groups[0].kind != CacheGroupKind::kFull) {
+    Refuse("groups[0].kind", static_cast<int64_t>(groups[0].kind), "the first cache group is full: its pages are what prefixes are shared in");
   }
-  InRange("groups[0].page_size", groups[0].page_size, 1, 65'536);
-  InRange("groups[0].num_pages", groups[0].num_pages, 1, kMax / groups[0].page_size);
-  InRange("groups[0].host_pages", groups[0].host_pages, 0, kMax);
+  InRange("max_row_width", max_row_width, 1, 64);
+  InRange("overlap_depth", overlap_depth, 0, 1);
+  for (size_t index = 0; index < groups.size(); ++index) ValidateGroup(*this, index);
   InRange("max_num_seqs", max_num_seqs, 1, 65'536);
   InRange("max_batched_tokens", max_batched_tokens, 1, kMax);
   InRange("max_model_len", max_model_len, 2, kMax);
-  InRange("max_row_width", max_row_width, 1, 64);
-  InRange("overlap_depth", overlap_depth, 0, 1);
   InRange("max_step_us", max_step_us, 0, 3'600'000'000);
   InRange("hit_window", hit_window, 1, 1'024);
   InRange("aging_us", aging_us, 1, 1'000'000'000'000);

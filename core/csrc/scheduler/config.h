@@ -6,14 +6,19 @@
 
 namespace tokenspeed {
 
-// Kinds arrive with the feature that serves them.
-enum class CacheGroupKind : int32_t { kFull = 0 };
+enum class CacheGroupKind : int32_t {
+  kFull = 0,       // every token's page is kept
+  kWindow = 1,     // a token reads those of the last `window` tokens, its own included
+  kRecurrent = 2,  // a page is a state; those at multiples of page_size tokens can be kept
+};
 
+// Group 0 is full, and its pages are the blocks in which prefixes are named and shared (docs/decisions/0001-hybrid-prefix-cache.md).
 struct CacheGroupConfig {
-  int32_t page_size = 16;  // tokens
-  int32_t num_pages = 0;
+  int32_t page_size = 16;  // tokens; window groups as group 0, recurrent ones a multiple of it
+  int32_t num_pages = 0;   // full groups as group 0: they share their page ids
   CacheGroupKind kind = CacheGroupKind::kFull;
   int32_t host_pages = 0;  // 0: no host tier
+  int32_t window = 0;      // tokens; of window groups
 };
 
 // When a page is copied to the host.
@@ -63,6 +68,11 @@ struct SchedulerConfig {
   // The prefill share that is left to waiting prompts however many decodes run, so that they cannot starve.
   [[nodiscard]] int32_t min_prefill_tokens() const { return groups[0].page_size < max_batched_tokens ? groups[0].page_size : max_batched_tokens; }
   [[nodiscard]] bool has_host_tier() const { return groups[0].host_pages > 0; }
+  // Pages of a window group that a request needs at most to go on token by token, with the steps that may be in flight.
+  [[nodiscard]] int32_t WindowPages(const CacheGroupConfig& group) const {
+    const int32_t span = group.window - 1 + max_row_width * (1 + overlap_depth);
+    return (span + group.page_size - 2) / group.page_size + 1;
+  }
   // No plan has more tokens than this: what the executor's buffers must hold.
   [[nodiscard]] int32_t max_step_tokens() const {
     const int32_t with_decodes = max_num_seqs * max_row_width + min_prefill_tokens();

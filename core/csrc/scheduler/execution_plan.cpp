@@ -17,7 +17,7 @@ void ExecutionPlan::Clear(int64_t id) {
   num_extend_rows = 0;
   request_ids.Clear();
   for (Column<int32_t>* column : {&slots, &context_lens, &query_lens, &flags, &output_lens, &input_ids, &delta_group, &delta_slot,
-                                  &delta_index, &delta_page, &finished_reasons}) {
+                                  &delta_index, &delta_page, &state_kind, &state_group, &state_source, &state_target, &finished_reasons}) {
     column->Clear();
   }
   prefix_intervals.Clear();

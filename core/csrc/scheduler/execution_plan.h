@@ -22,6 +22,9 @@ enum RowFlags : int32_t {
 
 inline constexpr int32_t kUnknownToken = -1;  // sampled by a step in flight, or a draft: read it on the device
 
+// What is done to a recurrent group's state before the forward.
+enum class StateKind : int32_t { kZero = 0, kCopy = 1 };
+
 // Pages that move between two places: an entry a page, an op a run of entries. Columns that a kind does not use stay empty.
 struct TransferColumns {
   Column<int64_t> op;
@@ -54,12 +57,18 @@ struct ExecutionPlan {
   Column<int32_t> output_lens;
   // (tokens)
   Column<int32_t> input_ids;
-  // (deltas): page table of `group`: table[slot, index] = page. No entry stands twice in a plan.
+  // (deltas): page table of `group`: table[slot, index] = page. No entry stands twice in a plan. All full groups have the table of
+  // group 0; a recurrent group's has one column, the state.
   Column<int32_t> delta_group;
   Column<int32_t> delta_slot;
   Column<int32_t> delta_index;
   Column<int32_t> delta_page;
-  // (intervals)
+  // (state ops): `target` becomes zero, or a copy of `source`, before the forward. No page is both source and target in a plan.
+  Column<int32_t> state_kind;
+  Column<int32_t> state_group;
+  Column<int32_t> state_source;  // -1 where there is none
+  Column<int32_t> state_target;
+  // (intervals) of the full groups' pages
   Column<PrefixInterval> prefix_intervals;
   // Requests that left between two steps.
   Column<int64_t> retracted_ids;
@@ -77,11 +86,17 @@ struct ExecutionPlan {
 
   [[nodiscard]] int32_t num_rows() const noexcept { return static_cast<int32_t>(slots.size()); }
   [[nodiscard]] int32_t num_tokens() const noexcept { return static_cast<int32_t>(input_ids.size()); }
-  void AddDelta(int32_t slot, int32_t index, int32_t page) {
-    delta_group.Push(0);
+  void AddDelta(int32_t slot, int32_t index, int32_t page, int32_t group = 0) {
+    delta_group.Push(group);
     delta_slot.Push(slot);
     delta_index.Push(index);
     delta_page.Push(page);
+  }
+  void AddStateOp(StateKind kind, int32_t group, int32_t source, int32_t target) {
+    state_kind.Push(static_cast<int32_t>(kind));
+    state_group.Push(group);
+    state_source.Push(source);
+    state_target.Push(target);
   }
 };
 

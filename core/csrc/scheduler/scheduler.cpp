@@ -30,6 +30,9 @@ Scheduler::Scheduler(SchedulerConfig config)
       slots_(config_.max_num_seqs),
       host_(config_.groups[0].host_pages, events_),
       occupancy_(static_cast<size_t>(config_.max_num_seqs), 0) {
+  for (size_t index = 1; index < config_.groups.size(); ++index) {
+    if (config_.groups[index].kind != CacheGroupKind::kFull) adjuncts_.emplace_back(config_, index, adjuncts_.size());
+  }
   for (ExecutionPlan& plan : plans_) plan.Reserve(config_);
   decoding_.reserve(static_cast<size_t>(config_.max_num_seqs));
 }
@@ -172,6 +175,7 @@ void Scheduler::Finish(Request& request, FinishReason reason) {
 
 void Scheduler::EndNow(Request& request, FinishReason reason) {
   RetainSession(request, reason);
+  if (!adjuncts_.empty()) KeepStates(request, *ResidenceOf(request.state));
   if (request.writes > 0) {
     Apply(request, EndWriting{reason});
     request.DropTokens();
@@ -231,15 +235,15 @@ void Scheduler::QueueWoken() {
 PageLease Scheduler::TakePage() {
   if (pages_.available() > 0) return pages_.Take();
   ++totals_.evicted_pages;
-  PageLease page;
-  EvictOne(page);
-  return page;
+  PrefixTree::Evicted evicted = EvictOne();
+  events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
+  return std::move(evicted.page);
 }
 
-void Scheduler::EvictOne(PageLease& page) {
+PrefixTree::Evicted Scheduler::EvictOne() {
   PrefixTree::Evicted evicted = tree_.EvictOne();
-  events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
-  page = std::move(evicted.page);
+  for (AdjunctGroup& group : adjuncts_) group.cache.Drop(evicted.hash);
+  return evicted;
 }
 
 void Scheduler::GrowTail(Residence& residence, int32_t pages) {
@@ -255,7 +259,7 @@ int32_t Scheduler::FlushCache() {
   const int32_t host = host_.ready();
   const bool all = device == tree_.pages();
   for (int32_t i = 0; i < device; ++i) {
-    const PrefixTree::Evicted evicted = tree_.EvictOne();
+    const PrefixTree::Evicted evicted = EvictOne();
     if (!all) events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
   }
   while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second, false);
@@ -337,7 +341,8 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
   return *plan_;
 }
 
-void Scheduler::AddRow(Request& request, const Residence& residence, int32_t tokens, bool samples, bool extend) {
+void Scheduler::AddRow(Request& request, Residence& residence, int32_t tokens, bool samples, bool extend) {
+  if (!adjuncts_.empty()) PrepareStates(request, residence, request.upper(), tokens);
   plan_->request_ids.Push(request.id);
   plan_->slots.Push(residence.slot.id());
   plan_->context_lens.Push(request.upper());

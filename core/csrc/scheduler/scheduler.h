@@ -10,6 +10,8 @@
 //     free in the pool | cached in the tree | in the tail of one residence | deferred until a step in flight has ended |
 //     in a load back
 //
+// and so is every page of a window or recurrent group: free | in its AdjunctCache | in one residence | deferred.
+//
 // A plan costs O(rows + changes): nothing in it walks the cached pages, the context of a row or the queue.
 #pragma once
 
@@ -25,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/adjunct_cache.h"
 #include "cache/host_cache.h"
 #include "cache/kv_events.h"
 #include "cache/page_pool.h"
@@ -123,6 +126,25 @@ class Scheduler {
     bool filled = false;    // with most of the prompt tokens that it could have
   };
 
+  // A window or recurrent group. REQUIRES of its cache: an entry exists only while the tree has its block.
+  struct AdjunctGroup {
+    AdjunctGroup(const SchedulerConfig& config, size_t group, size_t at)
+        : index(static_cast<int32_t>(group)),
+          place(at),
+          kind(config.groups[group].kind),
+          window(config.groups[group].window),
+          interval(config.groups[group].page_size),
+          steady(kind == CacheGroupKind::kWindow ? config.WindowPages(config.groups[group]) : 1),
+          cache(config.groups[group].num_pages) {}
+    int32_t index;  // of the config's groups
+    size_t place;   // of a residence's holds
+    CacheGroupKind kind;
+    int32_t window;    // tokens
+    int32_t interval;  // tokens between two states that can be kept
+    int32_t steady;    // pages that a request needs at most to go on token by token
+    AdjunctCache cache;
+  };
+
   // ---- scheduler.cpp: requests come and go ----
   [[nodiscard]] SubmitResult Check(const RequestSpec& spec) const;
   void Accept(RequestSpec spec);
@@ -142,10 +164,13 @@ class Scheduler {
   [[nodiscard]] int64_t LiveRequests() const noexcept { return static_cast<int64_t>(requests_.size() - retired_.size()); }
 
   // ---- scheduler_decode.cpp: decodes and page pressure ----
+  // Below, `group` is where pages are short: a window group, or nullptr for the full ones.
   void ReserveDecodes();
-  void SettleShortage(int32_t need);
+  void SettleShortage(const AdjunctGroup* group);
+  [[nodiscard]] int32_t PagesLacking(const AdjunctGroup* group, const Request& request) const;
+  [[nodiscard]] int32_t AvailableIn(const AdjunctGroup* group) const noexcept { return group == nullptr ? Available() : group->cache.available(); }
   // The best one to retract, or nullptr. `fair_only`: not one that has made no progress since its resumption.
-  Request* PickVictim(bool fair_only);
+  Request* PickVictim(bool fair_only, const AdjunctGroup* group);
   void RetractRequest(Request& request);
   void ArrangeDecodes();
   void PlanDecodes();
@@ -158,6 +183,8 @@ class Scheduler {
   int32_t PlanChunk(Request& request, PrefillShare& share);
   bool AdmitNext(PrefillShare& share);
   void UnblockPrefill();
+  // The tokens that pages are there for.
+  [[nodiscard]] int32_t Reachable(const Request& request, const Residence& residence) const;
   // Refreshes the hint; true where the request waits for a prefix being computed (and has left the queue).
   bool ParkIfComputing(Request& request);
   [[nodiscard]] bool CanAdmit(Request& request);
@@ -174,6 +201,27 @@ class Scheduler {
   void Publish(Request& request, Residence& residence);
   void RecordStored(const Request& request, int32_t begin, int32_t end);
   void LastStepEnded(Request& request, StateName name);
+
+  // ---- scheduler_groups.cpp: window and recurrent groups ----
+  [[nodiscard]] int32_t WindowBegin(const AdjunctGroup& group, int32_t position) const;
+  [[nodiscard]] int32_t LongestBoundary(const AdjunctGroup& group, const std::vector<PageHash>& hashes, int32_t depth) const;
+  // The longest boundary, at most `depth` blocks, at which every group can go on.
+  [[nodiscard]] int32_t ResumableDepth(const std::vector<PageHash>& hashes, int32_t depth) const;
+  [[nodiscard]] int32_t SteadyPages(const AdjunctGroup& group, const Request& request) const;
+  [[nodiscard]] int32_t OwedPages(const AdjunctGroup& group, const Request& request) const;
+  [[nodiscard]] int32_t PromisedPages(const AdjunctGroup& group) const;
+  [[nodiscard]] bool CanHold(const Request& request) const;
+  void Hold(const Request& request, Residence& residence);
+  [[nodiscard]] int32_t LackingPages(const AdjunctGroup& group, const Residence& residence, int32_t end) const;
+  [[nodiscard]] int32_t ReachIn(const AdjunctGroup& group, const Request& request, const Residence& residence) const;
+  [[nodiscard]] int32_t ChunkBound(const Request& request, const Residence& residence, int32_t begin) const;
+  void GrowHolds(Residence& residence, int32_t end);
+  void PrepareStates(Request& request, Residence& residence, int32_t begin, int32_t tokens);
+  void PublishHolds(Request& request, Residence& residence, int32_t first, int32_t full);
+  void SettleHolds(Request& request, Residence& residence);
+  void KeepStates(Request& request, Residence& residence);
+  [[nodiscard]] int32_t HeldAlone(const AdjunctGroup& group, const Residence& residence) const;
+  void CheckAdjuncts() const;
 
   // ---- scheduler_cache.cpp: transfers between the tiers ----
   [[nodiscard]] Request* Find(const RequestKey& key) const;
@@ -224,9 +272,9 @@ class Scheduler {
   [[nodiscard]] int32_t Available() const noexcept { return pages_.available() + tree_.evictable(); }
   // REQUIRES: Available() > 0.
   [[nodiscard]] PageLease TakePage();
-  void EvictOne(PageLease& page);
+  PrefixTree::Evicted EvictOne();
   void GrowTail(Residence& residence, int32_t pages);
-  void AddRow(Request& request, const Residence& residence, int32_t tokens, bool samples, bool extend);
+  void AddRow(Request& request, Residence& residence, int32_t tokens, bool samples, bool extend);
 
   const SchedulerConfig config_;
   const int32_t page_size_;
@@ -238,11 +286,20 @@ class Scheduler {
   PagePool pages_;
   SlotPool slots_;
   HostCache host_;
+  std::deque<AdjunctGroup> adjuncts_;  // a deque: they stay where they are
   PrefixTree tree_;
   InflightPrefixes inflight_prefixes_;
 
   // Pages given up while a step in flight reads them: free once that plan is advanced.
   std::deque<std::pair<int64_t, PageLease>> deferred_;
+
+  struct DeferredAdjunct {
+    int64_t plan_id;
+    size_t place;
+    AdjunctPin pin;
+    PageLease page;
+  };
+  std::deque<DeferredAdjunct> deferred_adjuncts_;
 
   // Transfers in flight by id, and those that the next plan begins.
   std::map<int64_t, CacheOp> ops_;

@@ -48,6 +48,7 @@ AdvanceResult Scheduler::Advance(int64_t plan_id, std::span<const int32_t> count
   spare_rows_.push_back(std::move(step.rows));
   steps_.pop_front();
   while (!deferred_.empty() && deferred_.front().first <= plan_id) deferred_.pop_front();
+  while (!deferred_adjuncts_.empty() && deferred_adjuncts_.front().plan_id <= plan_id) deferred_adjuncts_.pop_front();
   QueueWoken();
 
   for (const auto& [id, reason] : ended_) {
@@ -130,6 +131,7 @@ RowRefusal Scheduler::Settle(Request& request, const StepRow& row, int32_t count
     if (residence.tail.size() > static_cast<size_t>(keep)) residence.tail.resize(static_cast<size_t>(keep));
   }
   if (config_.enable_prefix_caching) Publish(request, residence);
+  if (!adjuncts_.empty()) SettleHolds(request, residence);
 
   if (outcome == static_cast<int32_t>(Outcome::kFinish)) {
     Finish(request, FinishReason::kStop);
@@ -150,6 +152,7 @@ void Scheduler::Publish(Request& request, Residence& residence) {
   const std::span<const PageHash> hashes(request.hashes.data() + first, count);
   tree_.Publish(residence.prefix, hashes, {residence.tail.data(), count}, replaced_scratch_);
   residence.tail.erase(residence.tail.begin(), residence.tail.begin() + static_cast<ptrdiff_t>(count));
+  if (!adjuncts_.empty()) PublishHolds(request, residence, first, full);
   if (auto* prefilling = std::get_if<Prefilling>(&request.state)) prefilling->claim.Advance(full);
   if (auto* done = std::get_if<PrefillDone>(&request.state)) done->claim.Advance(full);
   if (events_.on()) RecordStored(request, first + static_cast<int32_t>(replaced_scratch_.size()), full);

@@ -41,15 +41,27 @@ void Scheduler::ReserveDecodes() {
     CompactDecodes();
   }
   if (need > Available()) {
-    SettleShortage(need);
+    SettleShortage(nullptr);
+    CompactDecodes();
+  }
+  for (const AdjunctGroup& group : adjuncts_) {
+    if (group.kind != CacheGroupKind::kWindow) continue;
+    SettleShortage(&group);
     CompactDecodes();
   }
   for (Request* request : decoding_) {
-    if (request->width > 0 && request->page_need > 0) GrowTail(*ResidenceOf(request->state), request->page_need);
+    if (request->width <= 0) continue;
+    if (request->page_need > 0) GrowTail(*ResidenceOf(request->state), request->page_need);
+    if (!adjuncts_.empty()) GrowHolds(*ResidenceOf(request->state), request->upper() + request->width);
   }
 }
 
-// REQUIRES: need > Available(), where need is what the rows of `decoding_` lack together.
+int32_t Scheduler::PagesLacking(const AdjunctGroup* group, const Request& request) const {
+  if (group == nullptr) return request.page_need;
+  return LackingPages(*group, *ResidenceOf(const_cast<RequestState&>(request.state)), request.upper() + request.width);
+}
+
+// Where the rows of `decoding_` lack more pages together than are available.
 //
 // The oldest request is never taken from for others, so it runs to its end and somebody always makes progress. Those who were
 // resumed and have computed nothing new since are spared as long as only younger ones would gain, so each retraction is paid for by
@@ -57,20 +69,24 @@ void Scheduler::ReserveDecodes() {
 //
 // Two that share every page give nothing back one by one, and everything together. The last pass therefore takes those too: each turn
 // takes one request out of the running, so it ends with enough pages or with the oldest alone, which then has the pool to itself.
-void Scheduler::SettleShortage(int32_t need) {
+void Scheduler::SettleShortage(const AdjunctGroup* group) {
+  int32_t need = 0;
+  for (const Request* request : decoding_) need += request->width > 0 ? PagesLacking(group, *request) : 0;
+  if (need <= AvailableIn(group)) return;
   int32_t promised = 0;
   const auto retract_until_enough = [&](bool fair_only) {
-    while (need > Available() + PagesLeaving() + promised) {
-      Request* victim = PickVictim(fair_only);
+    while (need > AvailableIn(group) + (group == nullptr ? PagesLeaving() : 0) + promised) {
+      Request* victim = PickVictim(fair_only, group);
       if (victim == nullptr) return;
-      if (victim->width > 0) need -= victim->page_need;
+      if (victim->width > 0) need -= PagesLacking(group, *victim);
       victim->width = 0;
       if (victim->inflight_rows == 0) {
         RetractRequest(*victim);
       } else {
         victim->held_in = next_plan_id_ - 1;
         const Residence& residence = *ResidenceOf(victim->state);
-        promised += static_cast<int32_t>(residence.tail.size()) + PrefixTree::ExclusivePages(residence.prefix);
+        promised += group == nullptr ? static_cast<int32_t>(residence.tail.size()) + PrefixTree::ExclusivePages(residence.prefix)
+                                     : HeldAlone(*group, residence);
       }
     }
   };
@@ -78,25 +94,25 @@ void Scheduler::SettleShortage(int32_t need) {
 
   // The youngest stand back until what is left suffices.
   const Request* oldest = OldestRunning();
-  while (need > Available()) {
+  while (need > AvailableIn(group)) {
     Request* youngest = nullptr;
     for (Request* request : decoding_) {
-      if (request == nullptr || request->width <= 0 || request->page_need == 0 || request == oldest) continue;
+      if (request == nullptr || request->width <= 0 || request == oldest || PagesLacking(group, *request) == 0) continue;
       if (youngest == nullptr || youngest->order < request->order) youngest = request;
     }
     if (youngest == nullptr) break;
-    need -= youngest->page_need;
+    need -= PagesLacking(group, *youngest);
     youngest->width = 0;
   }
   retract_until_enough(false);
-  if (need > Available()) {
+  if (need > AvailableIn(group)) {
     for (Request* request : decoding_) {
-      if (request != nullptr && request->page_need > 0) request->width = 0;
+      if (request != nullptr && request->width > 0 && PagesLacking(group, *request) > 0) request->width = 0;
     }
   }
 }
 
-Request* Scheduler::PickVictim(bool fair_only) {
+Request* Scheduler::PickVictim(bool fair_only, const AdjunctGroup* group) {
   const Request* oldest = OldestRunning();
   Request* best = nullptr;
   const int64_t plan = next_plan_id_ - 1;
@@ -109,7 +125,8 @@ Request* Scheduler::PickVictim(bool fair_only) {
     const Residence& residence = *ResidenceOf(request->state);
     if (residence.loading > 0) return;  // its pages belong to the transfer
     const int32_t exclusive = PrefixTree::ExclusivePages(residence.prefix);
-    const int32_t gain = exclusive + static_cast<int32_t>(residence.tail.size()) + (request->width > 0 ? request->page_need : 0);
+    const int32_t holds = group == nullptr ? exclusive + static_cast<int32_t>(residence.tail.size()) : HeldAlone(*group, residence);
+    const int32_t gain = holds + (request->width > 0 ? PagesLacking(group, *request) : 0);
     if (gain == 0 && fair_only) return;
     const int64_t kept = int64_t{residence.prefix.depth() - exclusive} * page_size_;
     const RetractionCandidate candidate{request->computed - kept, request->order.arrival};
@@ -128,6 +145,7 @@ Request* Scheduler::PickVictim(bool fair_only) {
 // REQUIRES: running, no step of it in flight.
 void Scheduler::RetractRequest(Request& request) {
   ForgetRunning(request);
+  if (!adjuncts_.empty()) KeepStates(request, *ResidenceOf(request.state));
   if (host_.on()) {
     // What nobody else keeps is copied to the host before it may go.
     const Residence& residence = *ResidenceOf(request.state);
@@ -174,7 +192,7 @@ void Scheduler::PlanDecodes() {
       gaps = true;
       continue;
     }
-    const Residence& residence = *ResidenceOf(request->state);
+    Residence& residence = *ResidenceOf(request->state);
     int32_t* input = plan_->input_ids.Extend(static_cast<size_t>(request->width));
     // The newest token is known unless a step in flight samples it; the others are drafts.
     *input = request->inflight_outputs > 0 ? kUnknownToken : request->output.back();

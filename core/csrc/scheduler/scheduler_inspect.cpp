@@ -17,15 +17,26 @@ SchedulerStats Scheduler::Stats() const {
   stats.writing_back = In(StateName::kWritingBack);
   stats.parked = stats.waiting + In(StateName::kRetracted) - stats.prefetching - static_cast<int64_t>(waiting_.size());
   stats.slots_free = slots_.available();
-  const int64_t cached = tree_.evictable();
-  stats.pages_total = {pages_.total()};
-  stats.pages_free = {pages_.available()};
-  stats.pages_cached = {cached};
-  stats.pages_active = {pages_.total() - pages_.available() - cached};
-  stats.host_pages_total = {host_.total()};
-  stats.host_pages_free = {host_.available()};
-  stats.host_pages_cached = {host_.ready()};
-  stats.host_pages_moving = {host_.pinned()};
+  const auto pages = [&](int32_t total, int32_t free, int32_t cached) {
+    stats.pages_total.push_back(total);
+    stats.pages_free.push_back(free);
+    stats.pages_cached.push_back(cached);
+    stats.pages_active.push_back(total - free - cached);
+  };
+  auto adjunct = adjuncts_.begin();
+  for (const CacheGroupConfig& group : config_.groups) {
+    const bool full = group.kind == CacheGroupKind::kFull;
+    if (full) {
+      pages(pages_.total(), pages_.available(), tree_.evictable());
+    } else {
+      pages(adjunct->cache.total(), adjunct->cache.free(), adjunct->cache.evictable());
+      stats.evicted_pages += adjunct++->cache.evicted();
+    }
+    stats.host_pages_total.push_back(full ? host_.total() : 0);
+    stats.host_pages_free.push_back(full ? host_.available() : 0);
+    stats.host_pages_cached.push_back(full ? host_.ready() : 0);
+    stats.host_pages_moving.push_back(full ? host_.pinned() : 0);
+  }
   stats.host_evicted_pages = host_.evicted();
   stats.cache_ops_in_flight = cache_ops_in_flight();
   stats.cache_ops_pending = cache_ops_pending();
@@ -61,6 +72,71 @@ std::optional<RequestInfo> Scheduler::InfoOf(int64_t id) const {
   return info;
 }
 
+// Every page of a window or recurrent group is in one place, and a shared one stands for a block that the tree has.
+void Scheduler::CheckAdjuncts() const {
+  const auto require = [](bool holds, const std::string& what) {
+    if (!holds) throw std::logic_error("scheduler: " + what);
+  };
+  std::unordered_set<PageHash, PageHashHasher> blocks;
+  tree_.VisitHashes([&](const PageHash& hash) { blocks.insert(hash); });
+  for (const AdjunctGroup& group : adjuncts_) {
+    const std::string name = "group " + std::to_string(group.index) + ": ";
+    std::vector<int32_t> owners(static_cast<size_t>(group.cache.total()), 0);
+    const auto own = [&](int32_t page) { ++owners.at(static_cast<size_t>(page)); };
+    std::unordered_map<int32_t, int32_t> pins;
+    const auto pin = [&](const AdjunctPin& held) {
+      if (held) ++pins[held.page()];
+    };
+    const auto lease = [&](const PageLease& held) {
+      if (held) own(held.id());
+    };
+    for (const auto& [id, owned] : requests_) {
+      const std::string who = name + "request " + std::to_string(id) + ": ";
+      const Residence* residence = ResidenceOf(const_cast<RequestState&>(owned->state));
+      if (residence == nullptr) continue;
+      require(residence->holds.size() == adjuncts_.size(), who + "it does not hold something of each group");
+      const AdjunctHold& hold = residence->holds[group.place];
+      for (const AdjunctPage& page : hold.pages) {
+        require(static_cast<bool>(page.shared) != static_cast<bool>(page.own), who + "a page is neither shared nor its own, or both");
+        pin(page.shared);
+        lease(page.own);
+      }
+      pin(hold.from);
+      lease(hold.state);
+      for (const AdjunctHold::Kept& kept : hold.kept) lease(kept.page);
+      const StateName state = NameOf(owned->state);
+      const bool running = state == StateName::kPrefilling || state == StateName::kPrefillDone || state == StateName::kDecoding;
+      if (!running) continue;
+      if (group.kind == CacheGroupKind::kWindow) {
+        require(hold.end() >= PagesFor(owned->upper()), who + "it has fewer pages than tokens");
+        require(hold.begin <= WindowBegin(group, owned->computed), who + "a page of its window is missing");
+        require(hold.begin >= WindowBegin(group, owned->computed) || hold.end() == hold.begin, who + "a page behind its window was not given back");
+      } else {
+        require(hold.state || owned->inflight_rows == 0, who + "a step in flight has no state");
+        require(hold.state || hold.from || owned->computed == 0, who + "nothing tells where its state comes from");
+        require(!hold.state || hold.state_at == owned->upper(), who + "its state is not that of its tokens");
+        require(hold.kept.empty() || owned->inflight_rows > 0, who + "a state waits for a step that does not exist");
+      }
+    }
+    for (const DeferredAdjunct& deferred : deferred_adjuncts_) {
+      require(!steps_.empty() && deferred.plan_id >= steps_.front().plan_id, name + "a page waits for a plan that has ended");
+      if (deferred.place != group.place) continue;
+      pin(deferred.pin);
+      lease(deferred.page);
+    }
+    group.cache.CheckIntegrity(
+        pins,
+        [&](int32_t page, const PageHash& hash) {
+          own(page);
+          require(blocks.contains(hash), name + "page " + std::to_string(page) + " stands for a block that is gone");
+        },
+        own);
+    for (size_t page = 0; page < owners.size(); ++page) {
+      require(owners[page] == 1, name + "page " + std::to_string(page) + " is in " + std::to_string(owners[page]) + " places");
+    }
+  }
+}
+
 void Scheduler::CheckIntegrity() const {
   const auto require = [](bool holds, const std::string& what) {
     if (!holds) throw std::logic_error("scheduler: " + what);
@@ -90,6 +166,7 @@ void Scheduler::CheckIntegrity() const {
       for (const PageLease& page : load->device) own(page.id(), "a load back");
     }
   }
+  if (!adjuncts_.empty()) CheckAdjuncts();
   require(moving == moving_, "the transfers between host and device are miscounted");
   for (const PendingWrite& write : pending_writes_) ++writes[Find(write.owner)];
   host_.CheckIntegrity(host_pins);

@@ -43,10 +43,14 @@ void Scheduler::PlanPrefills(PrefillShare share) {
 void Scheduler::UnblockPrefill() {
   while (step_->rows.empty() && !prefilling_.empty()) {
     Request& oldest = *prefilling_.begin()->second;
-    if (Available() == 0) {
+    const Residence& residence = *ResidenceOf(oldest.state);
+    if (Reachable(oldest, residence) <= 0) {
       if (AnyMoving()) return;  // pages come free when a transfer ends
-      Request* victim = PickVictim(true);
-      if (victim == nullptr) victim = PickVictim(false);
+      const auto blocks = [&](const AdjunctGroup& group) { return ReachIn(group, oldest, residence) <= oldest.upper(); };
+      const auto blocking = Available() == 0 ? adjuncts_.end() : std::find_if(adjuncts_.begin(), adjuncts_.end(), blocks);
+      const AdjunctGroup* group = blocking == adjuncts_.end() ? nullptr : &*blocking;
+      Request* victim = PickVictim(true, group);
+      if (victim == nullptr) victim = PickVictim(false, group);
       if (victim == nullptr) return;
       RetractRequest(*victim);
       QueueWoken();
@@ -57,16 +61,21 @@ void Scheduler::UnblockPrefill() {
   }
 }
 
+int32_t Scheduler::Reachable(const Request& request, const Residence& residence) const {
+  const int32_t tokens = (residence.pages() + Available()) * page_size_ - request.upper();
+  return adjuncts_.empty() ? tokens : std::min(tokens, ChunkBound(request, residence, request.upper()));
+}
+
 int32_t Scheduler::PlanChunk(Request& request, PrefillShare& share) {
   auto& state = std::get<Prefilling>(request.state);
   const int32_t begin = request.upper();
   const int32_t remaining = state.target - begin;
   const int32_t fitting = share.Fit(remaining, begin, prefill_cost_);
-  const int32_t reachable = (state.residence.pages() + Available()) * page_size_ - begin;
-  const int32_t chunk = std::min(fitting, reachable);
+  const int32_t chunk = std::min(fitting, Reachable(request, state.residence));
   if (chunk <= 0) return 0;
   share.Spend(chunk, fitting, remaining, begin, prefill_cost_);
   GrowTail(state.residence, std::max(0, PagesFor(begin + chunk) - state.residence.pages()));
+  if (!adjuncts_.empty()) GrowHolds(state.residence, begin + chunk);
 
   const bool last = chunk == remaining;
   request.CopyTokens(begin, chunk, plan_->input_ids.Extend(static_cast<size_t>(chunk)));
@@ -99,6 +108,10 @@ int32_t Scheduler::MatchLimit(const Request& request) const {
 bool Scheduler::ParkIfComputing(Request& request) {
   const int32_t limit = MatchLimit(request);
   request.hint = tree_.Rematch(request.hint, request.hashes, limit);
+  if (!adjuncts_.empty()) {
+    const int32_t resumable = ResumableDepth(request.hashes, request.hint.depth());
+    if (resumable < request.hint.depth()) request.hint = tree_.Rematch(request.hint, request.hashes, resumable);
+  }
   const int32_t depth = request.hint.depth();
   if (host_.on()) {
     const bool known = request.reach_discards == host_.discards() && depth >= request.reach_from;
@@ -144,6 +157,7 @@ bool Scheduler::CanAdmit(Request& request) {
   MeasureRoom();
   const int32_t need = PagesFor(request.known()) - request.hint.depth() + tree_.EvictableOn(request.hint);
   if (need > room_) return false;
+  if (!adjuncts_.empty() && !CanHold(request)) return false;
   if (prefilling_.empty() && decoding_.empty()) return true;
   // A resumption needs a page more than it had, or it could be retracted again before it has made any progress.
   const int32_t growth = std::max(GrowthPages(request), request.retractions > 0 ? 1 : 0);
@@ -182,12 +196,13 @@ void Scheduler::AdmitRequest(Request& request) {
   growth_room_ += GrowthPages(request);
   waiting_.erase(request.order);
 
-  Residence residence{slots_.Take(), tree_.Pin(request.hint), {}};
+  Residence residence{slots_.Take(), tree_.Pin(request.hint), {}, 0, {}};
   const int32_t slot = residence.slot.id();
   occupancy_[static_cast<size_t>(slot)] = ++admissions_;
   index_scratch_.resize(static_cast<size_t>(depth));
   PrefixTree::CopyPages(residence.prefix, index_scratch_.data());
   for (int32_t index = 0; index < depth; ++index) plan_->AddDelta(slot, index, index_scratch_[static_cast<size_t>(index)]);
+  if (!adjuncts_.empty()) Hold(request, residence);
   const int32_t reach = std::max(depth, request.reach);
   if (host_.on() && depth > 0) {
     host_.Touch(request.hashes[static_cast<size_t>(depth - 1)]);

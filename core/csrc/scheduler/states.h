@@ -17,6 +17,7 @@
 #include <variant>
 #include <vector>
 
+#include "cache/adjunct_cache.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_tree.h"
 #include "scheduler/inflight_prefixes.h"
@@ -30,6 +31,33 @@ using SlotLease = IdLease<SlotTag>;
 
 enum class FinishReason : int32_t { kNone = 0, kStop = 1, kLength = 2, kFailed = 3, kAborted = 4 };
 
+// A page of a window group: one that others may read, or its own.
+struct AdjunctPage {
+  AdjunctPin shared;
+  PageLease own;
+  [[nodiscard]] int32_t id() const noexcept { return shared ? shared.page() : own.id(); }
+};
+
+// What a running request holds in one window or recurrent group.
+struct AdjunctHold {
+  // Window: the blocks [begin, end()), from the first that the earliest step in flight reads.
+  int32_t begin = 0;
+  std::vector<AdjunctPage> pages;
+
+  // Recurrent: what its steps read and write; behind the last row planned it is the state after `state_at` tokens.
+  PageLease state;
+  int32_t state_at = 0;
+  AdjunctPin from;  // the kept state that its next row, or the one in flight, copies
+  // States at multiples of the interval that a step in flight brings about. A later row goes on in a copy.
+  struct Kept {
+    int32_t position;
+    PageLease page;
+  };
+  std::vector<Kept> kept;
+
+  [[nodiscard]] int32_t end() const noexcept { return begin + static_cast<int32_t>(pages.size()); }
+};
+
 // What a running request holds. Its page table is
 //
 //     index  0 .......... depth-1 | depth ...... pages()-1
@@ -41,6 +69,7 @@ struct Residence {
   NodePin prefix;
   std::vector<PageLease> tail;
   int32_t loading = 0;  // pages
+  std::vector<AdjunctHold> holds;  // one for each window or recurrent group
 
   [[nodiscard]] int32_t pages() const noexcept { return prefix.depth() + loading + static_cast<int32_t>(tail.size()); }
 };

@@ -26,6 +26,8 @@ class CacheGroupKind(IntEnum):
     """What a cache group keeps."""
 
     FULL = 0
+    WINDOW = 1
+    RECURRENT = 2
 
 class AdmissionRule(IntEnum):
     """How much output is provided for at admission."""
@@ -101,10 +103,25 @@ class RowFlags(IntFlag):
     SAMPLES = 1
     NEW_IN_SLOT = 2
 
-class CacheGroupConfig:
-    """One cache group: ``num_pages`` pages of ``page_size`` tokens, and ``host_pages`` in the host tier (0: none)."""
+class StateKind(IntEnum):
+    """What is done to a recurrent group's state before the forward."""
 
-    def __init__(self, *, page_size: int, num_pages: int, kind: CacheGroupKind = ..., host_pages: int = 0) -> None: ...
+    ZERO = 0
+    COPY = 1
+
+class CacheGroupConfig:
+    """One cache group: ``num_pages`` pages of ``page_size`` tokens, and ``host_pages`` in the host tier (0: none).
+
+    Group 0 is full; its pages are the blocks in which prefixes are shared. Further full groups have what group 0 has: they share its
+    page ids. A window group has its page size too, and a ``window`` (tokens that a token reads, its own included). The pages of a
+    recurrent group are states, which can be kept every ``page_size`` tokens, a multiple of group 0's.
+    """
+
+    def __init__(
+        self, *, page_size: int, num_pages: int, kind: CacheGroupKind = ..., host_pages: int = 0, window: int = 0
+    ) -> None: ...
+    @property
+    def window(self) -> int: ...
     @property
     def host_pages(self) -> int: ...
     @property
@@ -317,7 +334,8 @@ class ExecutionPlan:
         """(rows) tokens generated before this step, an upper bound like context_lens."""
     @property
     def delta_group(self) -> _Int32:
-        """(deltas) table[group][slot, index] = page; no entry stands twice in a plan."""
+        """(deltas) table[group][slot, index] = page; no entry stands twice in a plan. All full groups have the table of group 0; that of a
+        recurrent group has one column, the state of the slot."""
     @property
     def delta_slot(self) -> _Int32:
         """(deltas)."""
@@ -327,6 +345,18 @@ class ExecutionPlan:
     @property
     def delta_page(self) -> _Int32:
         """(deltas)."""
+    @property
+    def state_kind(self) -> _Int32:
+        """(state ops) StateKind. Done before the forward; no state is both source and target in a plan."""
+    @property
+    def state_group(self) -> _Int32:
+        """(state ops) a recurrent group."""
+    @property
+    def state_source(self) -> _Int32:
+        """(state ops) page that is copied; -1 for ZERO."""
+    @property
+    def state_target(self) -> _Int32:
+        """(state ops) page that becomes it."""
     @property
     def prefix_intervals(self) -> _Int32:
         """(intervals, 4) row_begin, row_end, first_page_index, pages; nested, outer before inner."""

@@ -12,11 +12,13 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "scheduler/scheduler.h"
+#include "group_model.h"
 #include "tier_model.h"
 
 namespace tokenspeed {
@@ -35,10 +37,12 @@ class ExecutorModel {
     std::vector<int32_t> table;  // the slot's row as it stands when the step runs
     int residency;               // which stay of the request in a slot
     int64_t load = -1;           // the transfer that brings its prefix
+    GroupModel::Tables groups;   // the same of the window and recurrent groups
   };
   struct Step {
     int64_t plan_id;
     std::vector<Row> rows;
+    std::vector<GroupModel::StateOp> state_ops;
   };
   struct Results {
     int64_t plan_id = 0;
@@ -67,6 +71,7 @@ class ExecutorModel {
         page_(config.groups[0].page_size),
         tables_(static_cast<size_t>(config.max_num_seqs)),
         content_(static_cast<size_t>(config.groups[0].num_pages) * static_cast<size_t>(page_), 0),
+        groups_(config),
         tiers_(config, content_) {}
 
   void Submitted(const RequestSpec& spec) {
@@ -87,14 +92,17 @@ class ExecutorModel {
     Require(plan.num_tokens() <= config_.max_step_tokens(), "a plan has too many tokens");
     std::map<std::pair<int32_t, int32_t>, int> seen;
     for (size_t i = 0; i < plan.delta_slot.size(); ++i) {
-      Require(plan.delta_group[i] == 0, "an unknown cache group");
+      if (plan.delta_group[i] != 0) {
+        groups_.Delta(plan.delta_group[i], plan.delta_slot[i], plan.delta_index[i], plan.delta_page[i]);
+        continue;
+      }
       Require(++seen[{plan.delta_slot[i], plan.delta_index[i]}] == 1, "a table entry stands twice in a plan");
       auto& table = tables_[static_cast<size_t>(plan.delta_slot[i])];
       const auto index = static_cast<size_t>(plan.delta_index[i]);
       if (table.size() <= index) table.resize(index + 1, -1);
       table[index] = plan.delta_page[i];
     }
-    Step step{plan.plan_id, {}};
+    Step step{plan.plan_id, {}, groups_.Begin(plan)};
     size_t token = 0;
     std::map<int32_t, int> slots;
     for (int32_t r = 0; r < plan.num_rows(); ++r) {
@@ -115,6 +123,8 @@ class ExecutorModel {
       row.input.assign(plan.input_ids.data() + token, plan.input_ids.data() + token + row.query);
       token += static_cast<size_t>(row.query);
       row.table = tables_[static_cast<size_t>(row.slot)];
+      row.groups = groups_.TablesOf(row.slot);
+      groups_.CheckRow(row.groups, row.context, row.query);
       if ((plan.flags[i] & kNewInSlot) != 0) {
         found->second.kv = row.context;  // resumed or first: what the cache gave
         ++found->second.residency;
@@ -131,6 +141,7 @@ class ExecutorModel {
     for (size_t i = 0; i < plan.finished_ids.size(); ++i) Ended(plan.finished_ids[i], plan.finished_reasons[i]);
     CheckLoads(plan, step);
     tiers_.Plan(plan);
+    CheckStates(step);
     for (const Row& row : step.rows) CheckWrites(row);
     if (!step.rows.empty()) steps_.push_back(std::move(step));
     Require((plan.mode == ForwardMode::kIdle) == (plan.num_rows() == 0), "the mode does not fit the rows");
@@ -142,6 +153,7 @@ class ExecutorModel {
     steps_.pop_front();
     Results results;
     results.plan_id = step.plan_id;
+    groups_.Apply(step.state_ops);
     for (const Row& row : step.rows) {
       const auto found = live_.find(row.id);
       const bool valid = found != live_.end() && found->second.incarnation == row.incarnation;
@@ -169,6 +181,7 @@ class ExecutorModel {
       if (!came && (!tiers_.Answered(row.load) || pick(0, 1) == 0)) outcome = 3;
       if (lost) Scribble(row);
       else if (valid) Compute(found->second, row, good && !row.extend ? std::vector<int32_t>(static_cast<size_t>(count), token) : std::vector<int32_t>{});
+      else groups_.Scribble(row.groups);
       results.counts.push_back(count);
       results.outcomes.push_back(outcome);
       results.good.push_back(good);
@@ -259,6 +272,28 @@ class ExecutorModel {
     for (int32_t position = row.context; position < row.context + row.query; ++position) Cell(row, position) = 0xbad;
   }
 
+  // A state belongs to one row, and what is to be kept is not written; what the plan makes is of use to no step in flight.
+  void CheckStates(const Step& step) {
+    std::set<std::pair<int32_t, int32_t>> written, kept;
+    for (const GroupModel::StateOp& op : step.state_ops) kept.insert({op.group, op.source});
+    for (const Row& row : step.rows) {
+      for (const auto& state : groups_.StatesOf(row.groups)) {
+        Require(written.insert(state).second, "two rows write one state");
+        Require(!kept.contains(state), "a row writes a state that is kept");
+      }
+    }
+    for (const Step& earlier : steps_) {
+      std::set<std::pair<int32_t, int32_t>> used;
+      for (const GroupModel::StateOp& op : earlier.state_ops) used.insert({{op.group, op.source}, {op.group, op.target}});
+      for (const Row& row : earlier.rows) {
+        for (const auto& state : groups_.StatesOf(row.groups)) used.insert(state);
+      }
+      for (const GroupModel::StateOp& op : step.state_ops) {
+        Require(!used.contains({op.group, op.target}), "a state is made where a step in flight has one");
+      }
+    }
+  }
+
   static uint64_t Chain(uint64_t previous, int32_t token, uint64_t extra) {
     uint64_t x = previous ^ (static_cast<uint64_t>(static_cast<uint32_t>(token)) + 0x9e3779b97f4a7c15ULL + extra * 1'000'003);
     x ^= x >> 30;
@@ -279,9 +314,13 @@ class ExecutorModel {
     const int32_t begin = known.ended || known.aborted ? std::min(known.kv, row.context) : known.kv;
     Require(begin <= row.context, "the context was planned too short");
     Require(row.extend ? begin == row.context || known.aborted : true, "a chunk does not begin where the last one ended");
-    if (known.aborted) return;  // what it computes is of no use to anybody
+    if (known.aborted) {  // what it computes is of no use to anybody
+      groups_.Scribble(row.groups);
+      return;
+    }
     Require(row.output_len >= static_cast<int32_t>(known.tokens.size() - known.prompt), "output_lens is too small");
     uint64_t chain = known.seed;
+    if (begin == 0) groups_.CheckState(row.groups, GroupModel::kZeroState);
     for (int32_t position = 0; position < begin + row.query; ++position) {
       const bool is_known = static_cast<size_t>(position) < known.tokens.size();
       const size_t draft = static_cast<size_t>(position) - known.tokens.size();
@@ -290,10 +329,12 @@ class ExecutorModel {
       chain = Chain(chain, token, extra == known.extra.end() ? 0 : extra->second + 1);
       if (position < begin) {
         Require(Cell(row, position) == chain, "a row reads KV that is not its own");
+        groups_.CheckRead(row.groups, begin, position, chain);
       } else {
         const int32_t given = row.input[static_cast<size_t>(position - begin)];
         Require(given == kUnknownToken ? !row.extend : (is_known && given == token), "a row has a wrong input");
         Cell(row, position) = chain;
+        groups_.Write(row.groups, position, chain);
       }
     }
     if (row.samples && row.extend) Require(begin + row.query == static_cast<int32_t>(known.tokens.size()), "a chunk samples too early");
@@ -316,6 +357,7 @@ class ExecutorModel {
   const int32_t page_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<uint64_t> content_;
+  GroupModel groups_;
   TierModel tiers_;
   std::map<int64_t, Known> live_;
   std::deque<Step> steps_;

@@ -1,11 +1,12 @@
 // Random operations on small schedulers, with the invariants checked after each.
 //
-//     fuzz_scheduler [--ops N] [--seed S] [--no-tiers] [--report] [--minimum M]
+//     fuzz_scheduler [--ops N] [--seed S] [--no-tiers] [--groups] [--report] [--minimum M]
 //
 // Each round makes a scheduler with a random configuration, drives it with random operations (good ones and every kind of misuse),
 // checks it after each, and at the end drains it and checks that nothing is left over. With --report it prints how often each
 // transition and each refusal was reached; with --minimum it fails where one was reached less often. With --no-tiers no round has a host
 // tier, and what needs one is not counted: passing states of copies are rare, and would hide how often the others are reached.
+// With --groups every round has several cache groups, full, window and recurrent ones; those with full ones alone may have a host tier.
 //
 // An executor is simulated beside it: page tables built from deltas, and for every page the tokens whose KV it would hold. Every row
 // must find, through its table, exactly the KV of its own tokens: this is what a wrong page, a page given away too early, or a
@@ -38,8 +39,8 @@ struct Tally {
 
 class Round {
  public:
-  Round(uint64_t seed, bool tiers, Tally& tally)
-      : random_(seed), tally_(tally), scheduler_(MakeConfig(tiers)), executor_(scheduler_.config()) {}
+  Round(uint64_t seed, bool tiers, bool groups, Tally& tally)
+      : random_(seed), tally_(tally), scheduler_(MakeConfig(tiers, groups)), executor_(scheduler_.config()) {}
 
   int64_t Run(int64_t operations) {
     if (pressed_ && Chance(80)) {
@@ -60,7 +61,24 @@ class Round {
   int64_t Pick(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
   bool Chance(int percent) { return Pick(0, 99) < percent; }
 
-  SchedulerConfig MakeConfig(bool tiers) {
+  // Full groups have what group 0 has. The pools of the others hold one request at least.
+  void AddGroups(SchedulerConfig& config) {
+    for (int64_t n = Pick(1, 3); n > 0; --n) {
+      CacheGroupConfig group = config.groups[0];
+      group.kind = static_cast<CacheGroupKind>(std::min<int64_t>(Pick(0, 4) / 2 + (n == 1 ? 1 : 0), 2));
+      if (group.kind == CacheGroupKind::kWindow) {
+        group.window = static_cast<int32_t>(Pick(1, 5 * group.page_size));
+        group.num_pages = config.WindowPages(group) + static_cast<int32_t>(Chance(50) ? Pick(0, 3) : Pick(0, 20));
+      } else if (group.kind == CacheGroupKind::kRecurrent) {
+        if (config.max_row_width > 1) continue;
+        group.page_size *= static_cast<int32_t>(Pick(1, 3));
+        group.num_pages = static_cast<int32_t>(Chance(50) ? Pick(2, 5) : Pick(2, 20));
+      }
+      config.groups.push_back(group);
+    }
+  }
+
+  SchedulerConfig MakeConfig(bool tiers, bool groups) {
     SchedulerConfig config;
     const int32_t page_sizes[] = {1, 2, 4, 16};
     // Most rounds are under page pressure: a small pool, many rows, small chunks.
@@ -80,8 +98,14 @@ class Round {
     config.finished_history = static_cast<int32_t>(Chance(20) ? 0 : Pick(1, 50));
     config.admission = Chance(20) ? AdmissionRule::kWholeOutput : AdmissionRule::kExpectedOutput;
     config.retraction = Chance(50) ? RetractionRule::kYoungest : RetractionRule::kCheapestToRestore;
-    if (tiers && config.enable_prefix_caching && Chance(75)) {
-      config.groups[0].host_pages = static_cast<int32_t>(Chance(30) ? Pick(1, 6) : Pick(8, 60));
+    if (groups) {
+      if (Chance(50)) config.max_row_width = 1;
+      AddGroups(config);
+    }
+    const bool full = std::all_of(config.groups.begin(), config.groups.end(), [](const auto& group) { return group.kind == CacheGroupKind::kFull; });
+    if (tiers && full && config.enable_prefix_caching && Chance(75)) {
+      const auto host_pages = static_cast<int32_t>(Chance(30) ? Pick(1, 6) : Pick(8, 60));
+      for (CacheGroupConfig& group : config.groups) group.host_pages = host_pages;
       config.write_policy = static_cast<WritePolicy>(Pick(0, 2));
       config.l3 = Chance(50);
       config.prefetch_threshold = static_cast<int32_t>(Pick(1, 2 * page_size));
@@ -197,7 +221,9 @@ class Round {
       Refused("plan", [&] { (void)scheduler_.NextExecutionPlan(now_us_); });
       return;
     }
-    executor_.Plan(scheduler_.NextExecutionPlan(now_us_));
+    const ExecutionPlan& plan = scheduler_.NextExecutionPlan(now_us_);
+    executor_.Plan(plan);
+    for (const int32_t kind : plan.state_kind) ++tally_.calls[kind == static_cast<int32_t>(StateKind::kCopy) ? "state copied" : "state zeroed"];
     AbortInPassing();
   }
 
@@ -299,12 +325,18 @@ class Round {
     }
     if (!executor_.live().empty()) Fail("request " + std::to_string(executor_.live().begin()->first) + " was never reported as finished");
     const SchedulerStats stats = scheduler_.Stats();
+    for (const int64_t active : stats.pages_active) {
+      if (active != 0) Fail("a page is still held when idle");
+    }
     if (stats.pages_active[0] != 0 || stats.slots_free != scheduler_.config().max_num_seqs) Fail("something is still held when idle");
     if (stats.retracted + stats.waiting + stats.running + stats.leaving + stats.parked != 0) Fail("a count of now is not zero when idle");
     if (stats.submitted != stats.finished + stats.aborted + stats.failed) Fail("the totals do not add up");
+    if (scheduler_.config().groups.size() > 1) tally_.calls["token found by all groups"] += stats.prefix_hit_tokens;
     (void)scheduler_.FlushCache();
     if (scheduler_.Stats().host_pages_free[0] != scheduler_.config().groups[0].host_pages) Fail("a host page was lost");
-    if (scheduler_.Stats().pages_free[0] != scheduler_.config().groups[0].num_pages) Fail("a page was lost");
+    for (size_t group = 0; group < scheduler_.config().groups.size(); ++group) {
+      if (scheduler_.Stats().pages_free[group] != scheduler_.config().groups[group].num_pages) Fail("a page was lost");
+    }
     scheduler_.CheckIntegrity();
     for (size_t s = 0; s < kStateCount; ++s) {
       for (size_t e = 0; e < kEventCount; ++e) tally_.transitions[s][e] += scheduler_.transitions()[s][e];
@@ -360,15 +392,17 @@ int main(int argc, char** argv) {
   int64_t minimum = 0;
   bool report = false;
   bool tiers = true;
+  bool groups = false;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name == "--report") report = true;
     else if (name == "--no-tiers") tiers = false;
+    else if (name == "--groups") groups = true;
     else if (name == "--ops" && i + 1 < argc) operations = std::atoll(argv[++i]);
     else if (name == "--seed" && i + 1 < argc) seed = static_cast<uint64_t>(std::atoll(argv[++i]));
     else if (name == "--minimum" && i + 1 < argc) minimum = std::atoll(argv[++i]);
     else {
-      std::fprintf(stderr, "usage: fuzz_scheduler [--ops N] [--seed S] [--no-tiers] [--report] [--minimum M]\n");
+      std::fprintf(stderr, "usage: fuzz_scheduler [--ops N] [--seed S] [--no-tiers] [--groups] [--report] [--minimum M]\n");
       return 2;
     }
   }
@@ -376,13 +410,13 @@ int main(int argc, char** argv) {
   int64_t done = 0;
   for (uint64_t round = seed; done < operations; ++round) {
     try {
-      done += tokenspeed::Round(round, tiers, tally).Run(600);
+      done += tokenspeed::Round(round, tiers, groups, tally).Run(600);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(round), error.what());
       return 1;
     }
   }
-  const int64_t lowest = tokenspeed::Report(tally, tiers, report);
+  const int64_t lowest = tokenspeed::Report(tally, tiers && !groups, report);
   std::printf("%lld operations, integrity after each; the rarest transition or refusal was reached %lld times\n",
               static_cast<long long>(done), static_cast<long long>(lowest));
   return lowest >= minimum ? 0 : 1;

@@ -16,7 +16,7 @@ static_assert(!Transition<PrefillDone, Retract> && !Transition<PrefillDone, Abor
 class TransitionsTest : public testing::Test {
  protected:
   Residence MakeResidence() {
-    Residence residence{slots.Take(), tree.PinRoot(), {}};
+    Residence residence{slots.Take(), tree.PinRoot(), {}, 0, {}};
     residence.tail.push_back(pages.Take());
     return residence;
   }

@@ -66,7 +66,7 @@ def test_a_plan_is_readable_until_the_plan_after_next_and_while_in_flight() -> N
 def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="max_num_seqs is 0; it must be from 1"):
         make_config(seqs=0)
-    with pytest.raises(ValueError, match="groups has 0 cache groups"):
+    with pytest.raises(ValueError, match="groups is empty; the first cache group is full"):
         ts.SchedulerConfig(groups=[], max_num_seqs=1, max_batched_tokens=1, max_model_len=10)
     with pytest.raises(ValueError, match="position 3 has 2 bytes; it must have 16"):
         ts.RequestSpec(id=1, tokens=[1, 2, 3, 4], max_new_tokens=1, extra_keys=[(3, b"ab")])

@@ -64,6 +64,11 @@ def test_random_operations_keep_the_invariants(tests: Path) -> None:
     assert "integrity after each" in output
 
 
+def test_random_operations_on_random_mixes_of_cache_groups_keep_the_invariants(tests: Path) -> None:
+    output = run(str(tests / "tests" / "cpp" / "fuzz_scheduler"), "--ops", "30000", "--groups")
+    assert "integrity after each" in output
+
+
 def test_illegal_transitions_and_copies_do_not_compile(tests: Path) -> None:
     output = run(tool("ctest"), "--test-dir", str(tests), "-R", "compile", "--output-on-failure")
     assert "100% tests passed" in output
@@ -87,3 +92,8 @@ def test_a_million_operations_reach_every_transition_and_refusal_a_thousand_time
 def test_a_million_operations_with_tiers_reach_their_passing_states_fifty_times(tests: Path) -> None:
     """States that last one copy are rare among random operations: some are met once in 10,000."""
     run(str(tests / "tests" / "cpp" / "fuzz_scheduler"), "--ops", "1000000", "--report", "--minimum", "50")
+
+
+@pytest.mark.slow
+def test_a_million_operations_on_mixes_of_cache_groups_reach_everything_two_hundred_times(tests: Path) -> None:
+    run(str(tests / "tests" / "cpp" / "fuzz_scheduler"), "--ops", "1000000", "--groups", "--report", "--minimum", "200")

@@ -1,0 +1,230 @@
+// Window and recurrent groups: where a prefix can be resumed in all of them, and what a request holds in each.
+//
+// With full groups alone nothing here is reached.
+#include <algorithm>
+#include <cassert>
+
+#include "scheduler/scheduler.h"
+
+namespace tokenspeed {
+
+// ---- matching ----
+
+// The page index of the first block that a token at `position` reads.
+int32_t Scheduler::WindowBegin(const AdjunctGroup& group, int32_t position) const {
+  return std::max(0, position - group.window + 1) / page_size_;
+}
+
+// The longest boundary, at most `depth` blocks, at which this group can go on.
+int32_t Scheduler::LongestBoundary(const AdjunctGroup& group, const std::vector<PageHash>& hashes, int32_t depth) const {
+  if (group.kind == CacheGroupKind::kRecurrent) {
+    const int32_t step = group.interval / page_size_;
+    int32_t at = depth - depth % step;
+    while (at > 0 && !group.cache.Has(hashes[static_cast<size_t>(at - 1)])) at -= step;
+    return at;
+  }
+  // A block that is missing cuts the boundary to its begin; those between are known to be there.
+  int32_t boundary = depth;
+  for (int32_t block = depth - 1; boundary > 0 && block >= WindowBegin(group, boundary * page_size_); --block) {
+    if (!group.cache.Has(hashes[static_cast<size_t>(block)])) boundary = block;
+  }
+  return boundary;
+}
+
+int32_t Scheduler::ResumableDepth(const std::vector<PageHash>& hashes, int32_t depth) const {
+  for (bool cut = true; cut && depth > 0;) {
+    cut = false;
+    for (const AdjunctGroup& group : adjuncts_) {
+      const int32_t boundary = LongestBoundary(group, hashes, depth);
+      cut = cut || boundary < depth;
+      depth = boundary;
+    }
+  }
+  return depth;
+}
+
+// ---- admission ----
+
+// Pages that it needs at most to go on token by token.
+int32_t Scheduler::SteadyPages(const AdjunctGroup& group, const Request& request) const {
+  return std::min(group.steady, PagesFor(request.prompt_tokens + request.output_limit));
+}
+
+int32_t Scheduler::OwedPages(const AdjunctGroup& group, const Request& request) const {
+  const AdjunctHold& hold = ResidenceOf(const_cast<RequestState&>(request.state))->holds[group.place];
+  if (group.kind == CacheGroupKind::kRecurrent) return hold.state ? 0 : 1;
+  return std::max(0, SteadyPages(group, request) - static_cast<int32_t>(hold.pages.size()));
+}
+
+// What the running ones may still take to go on.
+int32_t Scheduler::PromisedPages(const AdjunctGroup& group) const {
+  int32_t pages = 0;
+  for (const auto& [order, request] : prefilling_) pages += OwedPages(group, *request);
+  for (const Request* request : decoding_) pages += request == nullptr ? 0 : OwedPages(group, *request);
+  return pages;
+}
+
+// REQUIRES: the hint is fresh.
+bool Scheduler::CanHold(const Request& request) const {
+  const int32_t depth = request.hint.depth();
+  for (const AdjunctGroup& group : adjuncts_) {
+    int32_t need = 1;
+    if (group.kind == CacheGroupKind::kRecurrent) {
+      need += depth > 0 && group.cache.Idle(request.hashes[static_cast<size_t>(depth - 1)]) ? 1 : 0;
+    } else {
+      // Pages that others use as well are counted too: this one may be left with them.
+      need = SteadyPages(group, request);
+    }
+    if (need + PromisedPages(group) > group.cache.available()) return false;
+  }
+  return true;
+}
+
+// REQUIRES: the prefix was pinned just now, and every group can resume behind it.
+void Scheduler::Hold(const Request& request, Residence& residence) {
+  const int32_t depth = residence.prefix.depth();
+  residence.holds.resize(adjuncts_.size());
+  for (AdjunctGroup& group : adjuncts_) {
+    AdjunctHold& hold = residence.holds[group.place];
+    if (group.kind == CacheGroupKind::kRecurrent) {
+      if (depth > 0) hold.from = group.cache.Pin(request.hashes[static_cast<size_t>(depth - 1)]);
+      continue;
+    }
+    hold.begin = std::min(depth, WindowBegin(group, depth * page_size_));
+    for (int32_t block = hold.begin; block < depth; ++block) {
+      hold.pages.push_back({group.cache.Pin(request.hashes[static_cast<size_t>(block)]), {}});
+      plan_->AddDelta(residence.slot.id(), block, hold.pages.back().id(), group.index);
+    }
+  }
+}
+
+// ---- rows ----
+
+// Pages that a row up to position `end` lacks.
+int32_t Scheduler::LackingPages(const AdjunctGroup& group, const Residence& residence, int32_t end) const {
+  if (group.kind == CacheGroupKind::kRecurrent) return 0;
+  return std::max(0, PagesFor(end) - residence.holds[group.place].end());
+}
+
+// The position that a chunk may reach by this group's pages, without taking what others need to go on.
+int32_t Scheduler::ReachIn(const AdjunctGroup& group, const Request& request, const Residence& residence) const {
+  constexpr int32_t kAnywhere = 1 << 30;
+  const AdjunctHold& hold = residence.holds[group.place];
+  const int32_t available = group.cache.available();
+  if (group.kind == CacheGroupKind::kRecurrent) return hold.state || available > 0 ? kAnywhere : 0;
+  const int32_t owed = OwedPages(group, request);
+  const int32_t spare = available - (PromisedPages(group) - owed);
+  const int64_t reach = int64_t{hold.end() + std::max(spare, std::min(available, owed))} * page_size_;
+  return static_cast<int32_t>(std::min<int64_t>(reach, kAnywhere));
+}
+
+// The tokens that a chunk from `begin` on may have: to where pages reach, and to the next state that is kept.
+int32_t Scheduler::ChunkBound(const Request& request, const Residence& residence, int32_t begin) const {
+  int32_t end = begin + config_.max_batched_tokens + config_.max_step_tokens();
+  for (const AdjunctGroup& group : adjuncts_) {
+    end = std::min(end, ReachIn(group, request, residence));
+    if (group.kind == CacheGroupKind::kRecurrent && config_.enable_prefix_caching) {
+      end = std::min(end, begin - begin % group.interval + group.interval);
+    }
+  }
+  return end - begin;
+}
+
+// REQUIRES: a page is available for each that is lacking.
+void Scheduler::GrowHolds(Residence& residence, int32_t end) {
+  for (AdjunctGroup& group : adjuncts_) {
+    AdjunctHold& hold = residence.holds[group.place];
+    for (int32_t pages = LackingPages(group, residence, end); pages > 0; --pages) {
+      hold.pages.push_back({{}, group.cache.Take()});
+      plan_->AddDelta(residence.slot.id(), hold.end() - 1, hold.pages.back().id(), group.index);
+    }
+  }
+}
+
+// The states of a row of `tokens` that begins at `begin`: its own one, and a copy to go on in where the one there is to be kept.
+void Scheduler::PrepareStates(Request& request, Residence& residence, int32_t begin, int32_t tokens) {
+  for (AdjunctGroup& group : adjuncts_) {
+    if (group.kind != CacheGroupKind::kRecurrent) continue;
+    AdjunctHold& hold = residence.holds[group.place];
+    if (!hold.state) {
+      hold.state = group.cache.Take();
+      plan_->AddDelta(residence.slot.id(), 0, hold.state.id(), group.index);
+      if (hold.from) plan_->AddStateOp(StateKind::kCopy, group.index, hold.from.page(), hold.state.id());
+      else plan_->AddStateOp(StateKind::kZero, group.index, -1, hold.state.id());
+    } else if (config_.enable_prefix_caching && begin % group.interval == 0) {
+      // The block's name is known once the tokens are; with a step in flight they may not be.
+      const auto block = static_cast<size_t>(begin / page_size_ - 1);
+      const bool known = block < request.hashes.size() && group.cache.Has(request.hashes[block]);
+      // A checkpoint takes no page that a running request needs.
+      if (!known && group.cache.available() > PromisedPages(group)) {
+        PageLease next = group.cache.Take();
+        plan_->AddDelta(residence.slot.id(), 0, next.id(), group.index);
+        plan_->AddStateOp(StateKind::kCopy, group.index, hold.state.id(), next.id());
+        if (request.computed == begin) hold.from = group.cache.Publish(request.hashes[block], hold.state);
+        else hold.kept.push_back({begin, std::move(hold.state)});
+        hold.state = std::move(next);
+      }
+    }
+    hold.state_at = begin + tokens;
+  }
+}
+
+// ---- results ----
+
+// What a step has written belongs to the prefix now. REQUIRES: blocks [.., full) of the request stand in the tree.
+void Scheduler::PublishHolds(Request& request, Residence& residence, int32_t first, int32_t full) {
+  for (AdjunctGroup& group : adjuncts_) {
+    AdjunctHold& hold = residence.holds[group.place];
+    for (int32_t block = std::max(first, hold.begin); block < std::min(full, hold.end()); ++block) {
+      AdjunctPage& page = hold.pages[static_cast<size_t>(block - hold.begin)];
+      // Where another's page stands there already, this one stays its own until the window has passed it.
+      if (page.own) page.shared = group.cache.Publish(request.hashes[static_cast<size_t>(block)], page.own);
+    }
+  }
+}
+
+// After the row that brought the request to `computed`: gives back what no step of it reads any more.
+void Scheduler::SettleHolds(Request& request, Residence& residence) {
+  for (AdjunctGroup& group : adjuncts_) {
+    AdjunctHold& hold = residence.holds[group.place];
+    if (group.kind == CacheGroupKind::kWindow) {
+      // Past what was accepted, except what a step in flight may write; and behind the window, which begins where the earliest step
+      // in flight does.
+      const auto keep = static_cast<size_t>(std::max(0, PagesFor(request.upper()) - hold.begin));
+      if (hold.pages.size() > keep) hold.pages.resize(keep);
+      const int32_t behind = std::min(WindowBegin(group, request.computed), hold.end()) - hold.begin;
+      if (behind <= 0) continue;
+      hold.pages.erase(hold.pages.begin(), hold.pages.begin() + behind);
+      hold.begin += behind;
+      continue;
+    }
+    hold.from = {};
+    while (!hold.kept.empty() && hold.kept.front().position <= request.computed) {
+      AdjunctHold::Kept kept = std::move(hold.kept.front());
+      hold.kept.erase(hold.kept.begin());
+      AdjunctPin pin = group.cache.Publish(request.hashes[static_cast<size_t>(kept.position / page_size_ - 1)], kept.page);
+      // The step in flight copies it.
+      if (request.inflight_rows > 0) deferred_adjuncts_.push_back({steps_.back().plan_id, group.place, std::move(pin), std::move(kept.page)});
+    }
+  }
+}
+
+// It gives up what it holds: a state that stands where one can be kept is kept. REQUIRES: no step of it in flight.
+void Scheduler::KeepStates(Request& request, Residence& residence) {
+  if (!config_.enable_prefix_caching || request.computed == 0) return;
+  for (AdjunctGroup& group : adjuncts_) {
+    if (group.kind != CacheGroupKind::kRecurrent) continue;
+    AdjunctHold& hold = residence.holds[group.place];
+    if (!hold.state || hold.state_at != request.computed || request.computed % group.interval != 0) continue;
+    (void)group.cache.Publish(request.hashes[static_cast<size_t>(request.computed / page_size_ - 1)], hold.state);
+  }
+}
+
+// Pages of this group that retracting the request would make available.
+int32_t Scheduler::HeldAlone(const AdjunctGroup& group, const Residence& residence) const {
+  const AdjunctHold& hold = residence.holds[group.place];
+  const auto alone = std::count_if(hold.pages.begin(), hold.pages.end(), [](const AdjunctPage& page) { return !page.shared || page.shared.sole(); });
+  return static_cast<int32_t>(alone) + (hold.state ? 1 : 0) + static_cast<int32_t>(hold.kept.size()) + (hold.from && hold.from.sole() ? 1 : 0);
+}
+
+}  // namespace tokenspeed
