@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import prod
 
 __all__ = ["CacheGroup", "FinishReason", "KVLayout"]
 
@@ -28,20 +29,32 @@ class KVLayout(StrEnum):
 class CacheGroup:
     """A set of layers whose cache is allocated together, declared by the model.
 
+    A model's first group is ``full``; one without full attention declares a full group without layers, whose pages cost nothing.
+
     Attributes:
-        kind: ``full`` (window and recurrent groups arrive with the models that have them).
+        kind: ``full``, ``window`` (a token reads the last ``window`` tokens) or ``recurrent`` (a sequence has a state of fixed size).
         layers: the layer indices in the group.
         kv_heads: KV heads of one layer on this rank.
         head_dim: elements of a key head.
         v_head_dim: elements of a value head.
+        window: tokens that a token reads, its own included; of window groups.
+        states: shape of each tensor of a layer's state; of recurrent groups. Elements are of the cache's type.
+        interval: tokens between two states that can be kept for other requests, a multiple of the page size; of recurrent groups.
     """
 
     kind: str
     layers: tuple[int, ...]
-    kv_heads: int
-    head_dim: int
-    v_head_dim: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    v_head_dim: int = 0
+    window: int = 0
+    states: tuple[tuple[int, ...], ...] = ()
+    interval: int = 0
 
     def bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes that one token of context takes in this group on this rank."""
+        """Bytes that one token of context takes in this group on this rank; of a recurrent group 0."""
         return len(self.layers) * self.kv_heads * (self.head_dim + self.v_head_dim) * element_bytes
+
+    def bytes_per_state(self, element_bytes: int) -> int:
+        """Bytes of one state of all the group's layers on this rank; 0 where it has none."""
+        return len(self.layers) * sum(map(prod, self.states)) * element_bytes

@@ -33,6 +33,10 @@ _FIELDS = (
     "delta_slot",
     "delta_index",
     "delta_page",
+    "state_kind",
+    "state_group",
+    "state_source",
+    "state_target",
     "prefix_intervals",
 )
 

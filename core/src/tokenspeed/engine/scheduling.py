@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenspeed._scheduler import CacheGroupConfig, RequestSpec, SchedulerConfig, SubmitRefusal, WritePolicy
+from tokenspeed._scheduler import (
+    CacheGroupConfig,
+    CacheGroupKind,
+    RequestSpec,
+    SchedulerConfig,
+    SubmitRefusal,
+    WritePolicy,
+)
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.kv_events.config import kv_events_of
 from tokenspeed.engine.requests import LiveRequest
+from tokenspeed.types import CacheGroup
 
 __all__ = ["REFUSED_PARAMS", "request_spec", "scheduler_config"]
 
@@ -22,6 +30,9 @@ REFUSED_PARAMS = {
     int(SubmitRefusal.BAD_RETAIN): "retain_s",
 }
 
+#: ``CacheGroup.kind`` as the scheduler calls it.
+_KINDS = {"full": CacheGroupKind.FULL, "window": CacheGroupKind.WINDOW, "recurrent": CacheGroupKind.RECURRENT}
+
 #: ``--kvstore-write-policy`` as the scheduler calls it.
 _WRITE_POLICIES = {
     "write-through": WritePolicy.THROUGH,
@@ -31,15 +42,29 @@ _WRITE_POLICIES = {
 
 
 def scheduler_config(
-    config: EngineConfig, *, num_pages: Sequence[int], host_pages: Sequence[int] = ()
+    config: EngineConfig, *, num_pages: Sequence[int], host_pages: Sequence[int] = (), groups: Sequence[CacheGroup] = ()
 ) -> SchedulerConfig:
     """The scheduler's configuration for resolved settings; pages per cache group, and host pages where there is a host tier. Every rank makes the same one,
     for the sizes of its buffers.
+
+    Args:
+        groups: the model's cache groups; left out where all are full.
+
+    Raises:
+        ValueError: a group that the scheduler cannot serve, by name.
     """
+    kinds = groups or [CacheGroup(kind="full", layers=())] * len(num_pages)
+    hosts = host_pages or [0] * len(num_pages)
     return SchedulerConfig(
         groups=[
-            CacheGroupConfig(page_size=_set(config.block_size), num_pages=pages, host_pages=host)
-            for pages, host in zip(num_pages, host_pages or [0] * len(num_pages), strict=True)
+            CacheGroupConfig(
+                page_size=group.interval if group.kind == "recurrent" else _set(config.block_size),
+                num_pages=pages,
+                kind=_KINDS[group.kind],
+                host_pages=host,
+                window=group.window,
+            )
+            for group, pages, host in zip(kinds, num_pages, hosts, strict=True)
         ],
         max_num_seqs=_set(config.max_num_seqs),
         max_batched_tokens=_set(config.chunked_prefill_size),

@@ -21,7 +21,8 @@ class HostBatch:
         context_lens: (rows) tokens in the cache before this step.
         query_lens: (rows) tokens computed in this step.
         seq_lens: (rows) ``context_lens + query_lens``.
-        prefix_intervals: (n, 4) ``row_begin, row_end, first_page_index, pages``: decode rows that share the same pages; nested, outer first.
+        prefix_intervals: (n, 4) ``row_begin, row_end, first_page_index, pages``: decode rows that share the same pages of the full groups; nested,
+            outer first.
     """
 
     slots: np.ndarray
@@ -47,7 +48,9 @@ class ForwardBatch:
         query_start: (rows + 1) int32, first token of each row.
         seq_lens: (rows) int32, cached plus new tokens.
         page_tables: per cache group (rows, max_pages) int32; entries past a row's length are not read.
-        slot_mapping: per cache group (tokens) int64, ``page * page_size + offset`` to write each token's KV to; -1 writes nothing.
+            Of a window group those behind a row's window are not read either; a recurrent group's is (rows, 1), the row's state.
+        slot_mapping: per cache group (tokens) int64, ``page * page_size + offset`` to write each token's KV to; -1 writes nothing. Of a recurrent
+            group the state of the token's row.
         output_index: (sampling rows) int64, index of the token whose hidden state yields logits; ``None`` when every token does.
         captured: the step is, or will be, replayed as a graph: the decode backend computes the extend rows too. The host's ``query_lens`` leaves out
             tokens that only fill it up.

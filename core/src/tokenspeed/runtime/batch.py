@@ -21,7 +21,7 @@ class BatchBuilder:
     """Builds each step's batch.
 
     Args:
-        page_sizes: tokens of a page, per cache group.
+        page_sizes: tokens of a page, per cache group; 0 for a recurrent one.
         last_tokens: (slots) int64 on the device, the token each slot sampled last; read where the plan does not know an input id yet.
     """
 
@@ -62,6 +62,9 @@ class BatchBuilder:
 
         mappings = []
         for table, page_size in zip(self._tables.host, self._page_sizes, strict=True):
+            if page_size == 0:
+                mappings.append(table[token_slots, 0].astype(np.int64))
+                continue
             page, offset = np.divmod(positions, page_size)
             mappings.append(table[token_slots, page].astype(np.int64) * page_size + offset)
         unknown = np.flatnonzero(plan.input_ids < 0)
@@ -102,6 +105,7 @@ class BatchBuilder:
         """Tables in row order. On the host they are cut to the pages in use; on a device their width never changes, so kernels see one row stride."""
         tables = []
         for table, page_size in zip(self._tables.device, self._page_sizes, strict=True):
-            pages = -(-max_seq_len // page_size) if self._device.type == "cpu" else table.shape[1]
+            cut = page_size > 0 and self._device.type == "cpu"
+            pages = -(-max_seq_len // page_size) if cut else table.shape[1]
             tables.append(table[:, :pages].index_select(0, slots))
         return tables

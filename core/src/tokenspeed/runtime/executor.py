@@ -13,6 +13,7 @@ from tokenspeed.runtime.batch import BatchBuilder
 from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.forward import Forward
 from tokenspeed.runtime.graphs import DecodeGraphs
+from tokenspeed.runtime.kv_pool import KVPool
 from tokenspeed.runtime.logprobs import gather_logprobs
 from tokenspeed.runtime.mixed_graphs import MixedGraphs
 from tokenspeed.runtime.page_tables import PageTables
@@ -57,6 +58,7 @@ class ModelExecutor:
         #: (slots + 1) int64, the token each slot sampled last; the last entry is the spare slot's
         self.last_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._cache: CacheExecutor | None = None
+        self._states: KVPool | None = None
         self._graphs: DecodeGraphs | None = None
         self._mixed: MixedGraphs | None = None
         self._builder = BatchBuilder(
@@ -72,6 +74,10 @@ class ModelExecutor:
         """Carry out the cache operations of plans with ``cache``."""
         self._cache = cache
 
+    def use_states(self, pool: KVPool) -> None:
+        """Zero and copy the states of ``pool``'s recurrent groups before the steps that need it."""
+        self._states = pool
+
     def use_graphs(self, graphs: DecodeGraphs, mixed: MixedGraphs | None = None) -> None:
         """Replay ``graphs`` and ``mixed`` for the steps that they serve."""
         self._graphs, self._mixed = graphs, mixed
@@ -84,6 +90,8 @@ class ModelExecutor:
         self._tables.apply(plan.delta_group, plan.delta_slot, plan.delta_index, plan.delta_page)
         if self._cache is not None:
             self._cache.begin_plan(plan)
+        if self._states is not None and len(plan.state_kind):
+            self._states.prepare_states(plan.state_kind, plan.state_group, plan.state_source, plan.state_target)
         if not plan.num_rows:
             return PendingStep(result=_nothing(0, []))
         if self._graphs is not None and self._graphs.serves(plan):

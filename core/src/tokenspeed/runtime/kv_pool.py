@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.attention import LayerKV
+from tokenspeed.runtime.transfer import upload
 from tokenspeed.types import CacheGroup, KVLayout
 
 __all__ = ["KVPool", "pages_in_budget", "pages_in_tokens", "storage_bytes"]
+
+Int32 = npt.NDArray[np.int32]
 
 
 def pages_in_tokens(max_total_tokens: int, page_size: int) -> int:
@@ -44,13 +48,13 @@ def pages_in_budget(groups: Sequence[CacheGroup], page_size: int, element_bytes:
 
 
 class KVPool:
-    """Keys and values of every layer on this rank.
+    """Keys and values, or states, of every layer on this rank.
 
     Memory is reserved at once but touched only when a page is first written (host devices), and starts as zeros: a masked read of a page that was
     never written yields no NaN.
 
     Args:
-        groups: the model's cache groups; group i has ``num_pages[i]`` pages of ``page_sizes[i]`` tokens.
+        groups: the model's cache groups; group i has ``num_pages[i]`` pages of ``page_sizes[i]`` tokens, or as many states.
     """
 
     def __init__(
@@ -68,9 +72,13 @@ class KVPool:
         self.page_sizes = tuple(page_sizes)
         self.num_pages = tuple(num_pages)
         self._layers: dict[int, LayerKV] = {}
+        self._states: dict[int, tuple[torch.Tensor, ...]] = {}
         self._wait_layer: Callable[[int], None] | None = None
         for group, page_size, pages in zip(self.groups, self.page_sizes, self.num_pages, strict=True):
             for index in group.layers:
+                if group.kind == "recurrent":
+                    self._states[index] = tuple(_zeros((pages, *shape), dtype, device) for shape in group.states)
+                    continue
                 k = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.head_dim), dtype, device)
                 v = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.v_head_dim), dtype, device)
                 self._layers[index] = LayerKV(k=k, v=v)
@@ -78,6 +86,10 @@ class KVPool:
     def layer(self, index: int) -> LayerKV:
         """Pages of model layer ``index``."""
         return self._layers[index]
+
+    def states(self, index: int) -> tuple[torch.Tensor, ...]:
+        """States of recurrent model layer ``index``: each tensor is (states, ...)."""
+        return self._states[index]
 
     @property
     def layers(self) -> dict[int, LayerKV]:
@@ -87,7 +99,8 @@ class KVPool:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the pool."""
-        return [tensor for kv in self._layers.values() for tensor in (kv.k, kv.v)]
+        pages = [tensor for kv in self._layers.values() for tensor in (kv.k, kv.v)]
+        return pages + [tensor for states in self._states.values() for tensor in states]
 
     @property
     def nbytes(self) -> int:
@@ -96,7 +109,26 @@ class KVPool:
 
     def page_tensors(self, group: int) -> list[tuple[int, tuple[torch.Tensor, ...]]]:
         """(layer, tensors) of each layer of a group, in order; the first axis of every tensor is its pages."""
+        if self.groups[group].kind == "recurrent":
+            return [(layer, self._states[layer]) for layer in self.groups[group].layers]
         return [(layer, (self._layers[layer].k, self._layers[layer].v)) for layer in self.groups[group].layers]
+
+    def prepare_states(self, kinds: Int32, groups: Int32, sources: Int32, targets: Int32) -> None:
+        """Before a step: state ``targets[i]`` of ``groups[i]`` becomes zero (kind 0) or a copy of state ``sources[i]`` (kind 1). No state is both source and
+        target."""
+        for number in np.unique(groups):
+            for kind in (0, 1):
+                chosen = (groups == number) & (kinds == kind)
+                if not chosen.any():
+                    continue
+                layers = self.groups[number].layers
+                device = self._states[layers[0]][0].device
+                source, target = upload([sources[chosen].astype(np.int64), targets[chosen].astype(np.int64)], device)
+                for tensor in (tensor for layer in layers for tensor in self._states[layer]):
+                    if kind:
+                        tensor.index_copy_(0, target, tensor.index_select(0, source))
+                    else:
+                        tensor.index_fill_(0, target, 0)
 
     def use_transfers(self, wait_layer: Callable[[int], None]) -> None:
         """From now on ``wait_layer(layer)`` is called before each layer reads its pages."""

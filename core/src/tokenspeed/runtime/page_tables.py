@@ -9,8 +9,9 @@ import numpy.typing as npt
 import torch
 
 from tokenspeed.runtime.transfer import upload
+from tokenspeed.types import CacheGroup
 
-__all__ = ["PageTables"]
+__all__ = ["PageTables", "make_tables"]
 
 Int32 = npt.NDArray[np.int32]
 
@@ -21,22 +22,31 @@ class PageTables:
     The host copy is the master (slot mappings are computed there); on a host device the tensors share its memory. One slot more than asked for,
     ``spare``, belongs to no request: rows that only fill a captured graph up point there.
 
+    A recurrent group's table has one column, the state of the slot. Groups with the same pages (all full ones) have one table.
+
     Args:
-        max_pages: columns per group, pages of the longest request.
+        max_pages: columns per group, pages of the longest request; 1 for a recurrent group.
+        same: per group the first group that has its table; default: each has its own.
     """
 
-    def __init__(self, *, max_slots: int, max_pages: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, *, max_slots: int, max_pages: Sequence[int], device: torch.device, same: Sequence[int] | None = None
+    ) -> None:
         self.spare = max_slots
-        self.host: tuple[Int32, ...] = tuple(np.zeros((max_slots + 1, pages), dtype=np.int32) for pages in max_pages)
+        self._own = tuple(same if same is not None else range(len(max_pages)))
+        tables = {group: np.zeros((max_slots + 1, max_pages[group]), dtype=np.int32) for group in set(self._own)}
         on_host = device.type == "cpu"
-        self.device: tuple[torch.Tensor, ...] = tuple(
-            torch.from_numpy(table) if on_host else torch.zeros(table.shape, dtype=torch.int32, device=device)
-            for table in self.host
-        )
+        tensors = {
+            group: torch.from_numpy(table) if on_host else torch.zeros(table.shape, dtype=torch.int32, device=device)
+            for group, table in tables.items()
+        }
+        self.host: tuple[Int32, ...] = tuple(tables[group] for group in self._own)
+        self.device: tuple[torch.Tensor, ...] = tuple(tensors[group] for group in self._own)
         self._mirrored = not on_host
 
     def apply(self, groups: Int32, slots: Int32, indices: Int32, pages: Int32) -> None:
-        """Set ``table[groups[i]][slots[i], indices[i]] = pages[i]`` for all i; of two writes to one entry the later wins."""
+        """Set ``table[groups[i]][slots[i], indices[i]] = pages[i]`` for all i; of two writes to one entry the later wins. What concerns groups that share a
+        table names the first of them."""
         if not len(groups):
             return
         for number, table in enumerate(self.host):
@@ -52,3 +62,17 @@ class PageTables:
                 # Read back from the master: an entry that appears twice has no defined order on a device.
                 at, values = upload([where, table[slot, index]], target.device)
                 target.view(-1).index_copy_(0, at, values)
+
+
+def make_tables(
+    groups: Sequence[CacheGroup], *, page_size: int, max_slots: int, max_model_len: int, device: torch.device
+) -> PageTables:
+    """The tables of a model's cache groups, as the scheduler's plans fill them."""
+    # A row may hold a page more than its length needs: the step that reaches the limit is planned with room to spare.
+    longest = -(-max_model_len // page_size) + 1
+    return PageTables(
+        max_slots=max_slots,
+        max_pages=[1 if group.kind == "recurrent" else longest for group in groups],
+        device=device,
+        same=[0 if group.kind == "full" else index for index, group in enumerate(groups)],
+    )

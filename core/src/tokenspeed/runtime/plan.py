@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -51,7 +51,19 @@ class PlanView(Protocol):
     @property
     def delta_page(self) -> Int32: ...
     @property
+    def state_kind(self) -> Int32: ...
+    @property
+    def state_group(self) -> Int32: ...
+    @property
+    def state_source(self) -> Int32: ...
+    @property
+    def state_target(self) -> Int32: ...
+    @property
     def prefix_intervals(self) -> Int32: ...
+
+
+def _none() -> Int32:
+    return np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +84,10 @@ class PlanArrays:
     delta_index: Int32
     delta_page: Int32
     prefix_intervals: Int32
+    state_kind: Int32 = field(default_factory=_none)
+    state_group: Int32 = field(default_factory=_none)
+    state_source: Int32 = field(default_factory=_none)
+    state_target: Int32 = field(default_factory=_none)
     cache_ops: CacheOps | None = None
 
 

@@ -40,7 +40,7 @@ from tokenspeed.messages import (
 from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.grammar import GrammarStore, SlotGrammars
 from tokenspeed.runtime.kv_pool import KVPool
-from tokenspeed.runtime.page_tables import PageTables
+from tokenspeed.runtime.page_tables import make_tables
 from tokenspeed.runtime.reference_sampler import reference_sample
 from tokenspeed.runtime.sampler import Sampler
 from tokenspeed.runtime.slot_sampling import SlotSampling
@@ -168,10 +168,15 @@ class Rig:
         clock: Callable[[], int] | None = None,
         compiler: Compiler | None = None,
         grammar_bytes: int = 1 << 20,
+        make_model: Callable[[KVPool], CausalLM] | None = None,
+        groups: Sequence[CacheGroup] = (),
+        further_pages: Sequence[int] = (),
     ) -> None:
-        groups = HashModel.cache_groups(None, 1)
+        groups = groups or HashModel.cache_groups(None, 1)
+        sizes = [0 if group.kind == "recurrent" else PAGE for group in groups]
+        num_pages = [pages, *further_pages]
         pool = KVPool(
-            groups, layout=KVLayout.NHD, page_sizes=[PAGE], num_pages=[pages], dtype=torch.float32, device=CPU
+            groups, layout=KVLayout.NHD, page_sizes=sizes, num_pages=num_pages, dtype=torch.float32, device=CPU
         )
         settings = EngineConfig(
             model="hash",
@@ -182,8 +187,8 @@ class Rig:
             disable_overlap_schedule=not overlap,
             enable_prefix_caching=prefix_caching,
         )
-        self.scheduler = Scheduler(scheduler_config(settings, num_pages=[pages]))
-        model = HashModel(pool, poison)
+        self.scheduler = Scheduler(scheduler_config(settings, num_pages=num_pages, groups=groups))
+        model = HashModel(pool, poison) if make_model is None else make_model(pool)
         state = SlotSampling(max_slots=max_num_seqs, vocab_size=VOCAB, device=CPU)
         self.store = GrammarStore(TinyGrammarBackend(grammar_context()))
         follow = SlotGrammars(self.store, max_slots=max_num_seqs, vocab_size=VOCAB, stop_ids=(STOP,))
@@ -191,18 +196,19 @@ class Rig:
         if compiler is not None:
             limits, stops = grammar_context().limits, [STOP] if STOP in end_ids else []
             grammars = Grammars(compiler, limits=limits, stop_ids=stops, max_bytes=grammar_bytes)
-        tables = PageTables(max_slots=max_num_seqs, max_pages=[-(-max_model_len // PAGE) + 1], device=CPU)
+        tables = make_tables(groups, page_size=PAGE, max_slots=max_num_seqs, max_model_len=max_model_len, device=CPU)
         self.executor = ModelExecutor(
             model=model,
             forward=model,
             sampler=Sampler(state, _argmax, grammars=follow, apply_bitmask=apply_bitmask),
             state=state,
             tables=tables,
-            page_sizes=[PAGE],
+            page_sizes=sizes,
             max_rows=max_num_seqs,
             max_tokens=self.scheduler.config.max_step_tokens,
             device=CPU,
         )
+        self.executor.use_states(pool)
         self.channel = LocalChannel()
         self.gauges = Gauges(self.scheduler, grammars)
         info = EngineInfo(max_model_len, VOCAB, PAGE, pages, pool.nbytes, 0, "float32", "cpu", 0.0, {}, {})

@@ -1,0 +1,177 @@
+"""A model of two full groups, a window and a recurrent state gives the tokens of a run without cache, pressure or neighbours, whatever the scheduler does.
+
+Its next token is a hash of what it finds in all of them: a page or a state that is another's, stale or missing changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tokenspeed.interfaces.batch import ForwardBatch
+from tokenspeed.interfaces.model import CausalLM
+from tokenspeed.runtime.kv_pool import KVPool
+from tokenspeed.types import CacheGroup
+
+PAGE, VOCAB, WINDOW, INTERVAL = 4, 997, 6, 8
+GROUPS = (
+    CacheGroup(kind="full", layers=(0,), kv_heads=1, head_dim=1, v_head_dim=1),
+    CacheGroup(kind="window", layers=(1,), kv_heads=1, head_dim=1, v_head_dim=1, window=WINDOW),
+    CacheGroup(kind="recurrent", layers=(2,), states=((2,), (1, 1)), interval=INTERVAL),
+    CacheGroup(kind="full", layers=(3,), kv_heads=2, head_dim=1, v_head_dim=1),
+)
+
+
+def step(state: int, token: int) -> int:
+    """The recurrence."""
+    return (state * 31 + token + 1) % 65_521
+
+
+def run(tokens: Sequence[int]) -> int:
+    """The state behind ``tokens``; a zero state is that behind none."""
+    state = 0
+    for token in tokens:
+        state = step(state, token)
+    return state
+
+
+def choose(full: Sequence[int], twin: Sequence[int], window: Sequence[int], state: int) -> int:
+    """The next token, of what each group holds."""
+    return (run(full) + 3 * run(twin) + 7 * run(window) + 11 * state) % VOCAB
+
+
+def continuation(prompt: Sequence[int], count: int) -> list[int]:
+    """``count`` tokens after ``prompt``, by the definition."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(choose(tokens, tokens, tokens[-WINDOW:], run(tokens)))
+    return tokens[len(prompt) :]
+
+
+class HybridHashModel(CausalLM):
+    """Writes token ids into the pages of three groups and steps the state of the fourth, then reads all of them."""
+
+    def __init__(self, pool: KVPool) -> None:
+        super().__init__()
+        self.pages = {group: pool.layer(GROUPS[group].layers[0]).k[..., 0, :] for group in (0, 1, 3)}
+        self.state, self.mirror = pool.states(2)  # (states, 2), (states, 1, 1)
+
+    @classmethod
+    def cache_groups(cls, config: Any, tp_size: int) -> list[CacheGroup]:
+        return list(GROUPS)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        for group, pages in self.pages.items():
+            pages.reshape(-1)[batch.slot_mapping[group]] = batch.input_ids.float() + 1
+        start, hidden = batch.query_start.tolist(), []
+        for row in range(batch.num_rows):
+            length = int(batch.seq_lens[row])
+            begin = length - (start[row + 1] - start[row])
+            full, twin = self.read(0, batch, row, 0, length), self.read(3, batch, row, 0, length)
+            first = max(0, begin - WINDOW + 1)
+            window = self.read(1, batch, row, first, length)
+            at = int(batch.page_tables[2][row, 0])
+            assert batch.slot_mapping[2][start[row] : start[row + 1]].eq(at).all()
+            state = int(self.state[at, 0])
+            assert state == int(self.state[at, 1]) == int(self.mirror[at, 0, 0])
+            for end in range(begin + 1, length + 1):
+                state = step(state, full[end - 1])
+                hidden.append(
+                    [choose(full[:end], twin[:end], window[max(0, end - WINDOW - first) : end - first], state)]
+                )
+            self.state[at] = self.mirror[at] = state
+        return torch.tensor(hidden, dtype=torch.float32)
+
+    def read(self, group: int, batch: ForwardBatch, row: int, begin: int, end: int) -> list[int]:
+        """Tokens [begin, end) of a row, from the pages that its table names for them and no others."""
+        pages = batch.page_tables[group][row, begin // PAGE : -(-end // PAGE)].long()
+        found: list[int] = (self.pages[group][pages].reshape(-1) - 1).long().tolist()
+        return found[begin % PAGE : begin % PAGE + end - begin]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return -(torch.arange(VOCAB)[None] - hidden).abs()
+
+    def load_weights(self, weights: Any) -> set[str]:
+        return set()
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(make_rig: Make) -> Make:
+    """Makes engines around the model; ``pages`` of the full groups, the window group and the states."""
+
+    def rig(*, pages: tuple[int, int, int] = (64, 48, 24), **options: Any) -> Any:
+        full, window, states = pages
+        return make_rig(
+            make_model=HybridHashModel, groups=GROUPS, pages=full, further_pages=[window, states, full], **options
+        )
+
+    return rig
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    """Few families, so that prefixes are shared, and lengths on both sides of pages and intervals."""
+    random = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        shared, own = int(random.integers(0, 30)), int(random.integers(1, 12))
+        family = int(random.integers(0, 3))
+        made.append([*range(100 * family, 100 * family + shared), *random.integers(400, 900, own).tolist()])
+    return made
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("caching", [False, True])
+def test_tokens_are_those_of_the_definition_with_many_at_once(make: Make, overlap: bool, caching: bool) -> None:
+    rig = make(overlap=overlap, prefix_caching=caching)
+    asked = prompts(24)
+    for rid, prompt in enumerate(asked):
+        rig.add(rid, prompt, max_new_tokens=20)
+    rig.run()
+    for rid, prompt in enumerate(asked):
+        assert rig.tokens(rid) == continuation(prompt, 20)
+    hits = rig.scheduler.stats().prefix_hit_tokens
+    assert hits > 0 if caching else hits == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_retracted_requests_come_back_to_the_same_tokens(make: Make, overlap: bool) -> None:
+    rig = make(overlap=overlap, pages=(16, 12, 6), max_num_seqs=4)
+    rig.add(100, [1], max_new_tokens=1)  # outputs are expected to be short: more is admitted than fits
+    rig.run()
+    asked = prompts(12, seed=1)
+    for rid, prompt in enumerate(asked):
+        rig.add(rid, prompt, max_new_tokens=24)
+    rig.run(5000)
+    assert rig.scheduler.stats().retractions > 0
+    for rid, prompt in enumerate(asked):
+        assert rig.tokens(rid) == continuation(prompt, min(24, 64 - len(prompt) + 1))
+
+
+def test_a_second_turn_goes_on_from_what_the_first_left_in_every_group(make: Make) -> None:
+    rig = make()
+    prompt = list(range(50, 70))
+    rig.add(1, prompt, max_new_tokens=13)
+    rig.run()
+    answer = rig.tokens(1)
+    again = [*prompt, *answer, 5]
+    rig.add(2, again, max_new_tokens=9)
+    rig.run()
+    assert rig.tokens(2) == continuation(again, 9)
+    assert rig.scheduler.stats().prefix_hit_tokens == 32  # the last multiple of the interval
+
+
+def test_pages_behind_the_window_are_given_back(make: Make) -> None:
+    rig = make(max_num_seqs=1, budget=8)
+    rig.add(1, list(range(100)), max_new_tokens=40)
+    most = [0, 0, 0, 0]
+    while rig.turn() or rig.loop.busy:
+        most = list(map(max, most, rig.scheduler.stats().pages_active))
+    assert rig.tokens(1) == continuation(list(range(100)), 40)
+    assert most == [35, 2, 1, 35]  # between steps: two pages hold the five tokens before the next
