@@ -48,9 +48,9 @@ from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.forward import eager
 from tokenspeed.runtime.graphs import DecodeGraphs, capture_sizes
-from tokenspeed.runtime.kv_pool import KVPool, pages_in_budget, pages_in_tokens, storage_bytes
+from tokenspeed.runtime.kv_pool import KVPool, further_pages, pages_in_budget, pages_in_tokens, storage_bytes
 from tokenspeed.runtime.mixed_graphs import MixedGraphs, mixed_sizes
-from tokenspeed.runtime.page_tables import PageTables
+from tokenspeed.runtime.page_tables import make_tables
 from tokenspeed.runtime.parallel import TalkingGroup, join_ranks
 from tokenspeed.runtime.sampler import Sampler
 from tokenspeed.runtime.slot_sampling import SlotSampling
@@ -99,14 +99,14 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
     cache_groups = model.cache_groups(assembly.model.hf_config, groups["attn"].size)
     pages = _count_pages(assembly, platform, cache_groups, everyone)
     pool = _make_pool(assembly, platform, cache_groups, pages)
-    room, longest = pages * assembly.page_size, _set(config.max_model_len)
+    room, longest = pages[0] * assembly.page_size, _set(config.max_model_len)
     if rank == 0 and room < longest:
         _log.warning(
             "The KV pool holds %d tokens: requests may have so many, not --max-model-len %d; raise --max-total-tokens or --kv-cache-memory-bytes",
             room,
             longest,
         )
-    plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages)
+    plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages, groups=pool.groups)
     backends = _bind_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
     grammar = load_grammar_parts(assembly, rank=rank, vocab_size=_vocab_size(assembly))
     executor = _executor(assembly, platform, model, pool, kernels, backends, plan_shape, grammar)
@@ -137,7 +137,9 @@ def build_loop(
     """The loop of rank 0 around ``executor`` and ``cache`` (default: the rank's own), and what the engine says of itself. ``clock``: microseconds."""
     config = assembly.config
     host_pages = rank.cache.host.num_pages if rank.cache is not None else ()
-    scheduler = Scheduler(scheduler_config(config, num_pages=rank.pool.num_pages, host_pages=host_pages))
+    scheduler = Scheduler(
+        scheduler_config(config, num_pages=rank.pool.num_pages, host_pages=host_pages, groups=rank.pool.groups)
+    )
     cache = cache or rank.cache
     with ExitStack() as started:  # nothing of it outlives a start that fails
         if cache is not None:
@@ -223,28 +225,41 @@ def _load_model(
 
 def _count_pages(
     assembly: Assembly, platform: Platform, groups: Sequence[CacheGroup], everyone: TalkingGroup | None
-) -> int:
-    """Pages of each group, the same on all ranks."""
+) -> list[int]:
+    """Pages of each group, the same on all ranks: out of one budget, first those of which a request needs few, then the full groups'."""
     config = assembly.config
-    if config.max_total_tokens is not None:
-        return pages_in_tokens(config.max_total_tokens, assembly.page_size)
     element_bytes = dtype_from_name(config.kv_cache_dtype).itemsize
+    sizes: dict[str, int] = {"rows": _set(config.max_num_seqs), "max_model_len": _set(config.max_model_len)}
+    if config.max_total_tokens is not None:
+        full = pages_in_tokens(config.max_total_tokens, assembly.page_size)
+        further = further_pages(groups, assembly.page_size, element_bytes, **sizes)
+        return [full if group.kind == "full" else pages for group, pages in zip(groups, further, strict=True)]
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = platform.kv_memory_bytes(config.gpu_memory_utilization)
         if platform.device.type != "cpu":
             budget = max(0, budget - copy_bytes(config, groups, assembly.page_size, element_bytes))
-    pages = pages_in_budget(groups, assembly.page_size, element_bytes, budget)
-    return pages if everyone is None else everyone.smallest(pages)
+    further = further_pages(groups, assembly.page_size, element_bytes, **sizes, budget_bytes=budget)
+    left = budget - sum(_group_bytes(assembly, group, pages) for group, pages in zip(groups, further, strict=True))
+    full = pages_in_budget(
+        [group for group in groups if group.kind == "full"], assembly.page_size, element_bytes, max(left, 0)
+    )
+    counts = [full if group.kind == "full" else pages for group, pages in zip(groups, further, strict=True)]
+    return counts if everyone is None else [everyone.smallest(count) for count in counts]
 
 
-def _make_pool(assembly: Assembly, platform: Platform, groups: Sequence[CacheGroup], pages: int) -> KVPool:
+def _group_bytes(assembly: Assembly, group: CacheGroup, pages: int) -> int:
+    size = dtype_from_name(assembly.config.kv_cache_dtype).itemsize
+    return pages * (assembly.page_size * group.bytes_per_token(size) + group.bytes_per_state(size))
+
+
+def _make_pool(assembly: Assembly, platform: Platform, groups: Sequence[CacheGroup], pages: Sequence[int]) -> KVPool:
     """The KV pool. Raises ``ConfigError`` where the device has not the memory, which a host would else find out in the midst of requests."""
     dtype = dtype_from_name(assembly.config.kv_cache_dtype)
-    need = pages * assembly.page_size * sum(group.bytes_per_token(dtype.itemsize) for group in groups)
+    need = sum(_group_bytes(assembly, group, count) for group, count in zip(groups, pages, strict=True))
     flag = "--kv-cache-memory-bytes" if assembly.config.max_total_tokens is None else "--max-total-tokens"
     has = _memory_bytes(platform.device)
-    text = f"{flag}: a KV pool of {pages * assembly.page_size} tokens needs {need / 2**30:.1f} GiB of memory"
+    text = f"{flag}: a KV pool of {pages[0] * assembly.page_size} tokens needs {need / 2**30:.1f} GiB of memory"
     if need > has:
         raise ConfigError(f"{text}, and the machine has {has / 2**30:.1f} GiB; lower {flag}")
     try:
@@ -252,8 +267,8 @@ def _make_pool(assembly: Assembly, platform: Platform, groups: Sequence[CacheGro
             pool = KVPool(
                 groups,
                 layout=assembly.kv_layout,
-                page_sizes=[assembly.page_size] * len(groups),
-                num_pages=[pages] * len(groups),
+                page_sizes=[0 if group.kind == "recurrent" else assembly.page_size for group in groups],
+                num_pages=pages,
                 dtype=dtype,
                 device=platform.device,
             )
@@ -283,8 +298,10 @@ def _bind_backends(
     """Make a backend for each phase and cache group (one for both phases where they are the same) and attach them to the layers."""
     config = assembly.config
     heads = {module.layer_index: module.q_heads for module in model.modules() if isinstance(module, Attention)}
-    pairs: list[tuple[AttentionBackend, AttentionBackend]] = []
+    pairs: dict[int, tuple[AttentionBackend, AttentionBackend]] = {}
     for index, group in enumerate(pool.groups):
+        if group.kind == "recurrent" or not group.layers:
+            continue
         made: dict[str, AttentionBackend] = {}
         for phase, spec in assembly.attention.items():
             if spec.target not in made:
@@ -306,9 +323,9 @@ def _bind_backends(
                     )
                 )
         extend, decode = assembly.attention["extend"], assembly.attention["decode"]
-        pairs.append((made[extend.target], made[decode.target]))
+        pairs[index] = (made[extend.target], made[decode.target])
     bind_kv(model, pool, pairs)
-    return pairs
+    return list(pairs.values())
 
 
 def _executor(
@@ -337,9 +354,13 @@ def _executor(
     draw = kernels.select(dataclasses.replace(request, mode="draw"))
     max_rows, max_model_len = _set(config.max_num_seqs), _set(config.max_model_len)
     state = SlotSampling(max_slots=max_rows, vocab_size=vocab_size, device=platform.device)
-    # A row may hold a page more than its length needs: the step that reaches the limit is planned with room to spare.
-    columns = [-(-max_model_len // size) + 1 for size in pool.page_sizes]
-    tables = PageTables(max_slots=max_rows, max_pages=columns, device=platform.device)
+    tables = make_tables(
+        pool.groups,
+        page_size=assembly.page_size,
+        max_slots=max_rows,
+        max_model_len=max_model_len,
+        device=platform.device,
+    )
     executor = ModelExecutor(
         model=model,
         forward=eager(model, [backend for pair in backends for backend in pair]),
@@ -351,11 +372,15 @@ def _executor(
         max_tokens=plan_shape.max_step_tokens,
         device=platform.device,
     )
+    recurrent = any(group.kind == "recurrent" for group in pool.groups)
+    if recurrent:
+        executor.use_states(pool)
     if platform.asynchronous:
         warm_up(executor, max_rows=max_rows, max_tokens=plan_shape.max_step_tokens, max_model_len=max_model_len)
         grammar.warm_up(apply_bitmask, platform.device)
     decoders = [decode for _, decode in backends]
-    if platform.supports_graphs and not config.enforce_eager and all(decode.graph_variants for decode in decoders):
+    captures = platform.supports_graphs and not config.enforce_eager and not recurrent  # graphs know pages alone
+    if captures and all(decode.graph_variants for decode in decoders):
         common: dict[str, Any] = {
             "model": model,
             "backends": decoders,

@@ -235,6 +235,11 @@ def make_cache(
     pages = host_pages_of(assembly, pool, ranks=world_size, pinned=pinned)
     if not pages:
         return None
+    if len(pool.groups) > 1:
+        raise ConfigError(
+            f"the host tier serves models with one cache group so far, and this one has {len(pool.groups)}: leave out --kvstore, --kvstore-ratio and "
+            "--kvstore-size"
+        )
     host = HostPool(pool, pages, pinned=pinned)
     store, timeout_s = None, config.kvstore_timeout_ms / 1000
     if (spec := assembly.kv_store) is not None:

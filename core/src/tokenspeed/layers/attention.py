@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
@@ -161,8 +161,14 @@ def _copy(target: torch.Tensor, tensor: torch.Tensor) -> None:
     target.copy_(tensor)
 
 
-def bind_kv(model: nn.Module, source: KVSource, backends: Sequence[tuple[AttentionBackend, AttentionBackend]]) -> None:
-    """Give every attention layer of ``model`` its pages and its (extend, decode) backends; ``backends`` has one pair for each cache group.
+def bind_kv(
+    model: nn.Module,
+    source: KVSource,
+    backends: Sequence[tuple[AttentionBackend, AttentionBackend]]
+    | Mapping[int, tuple[AttentionBackend, AttentionBackend]],
+) -> None:
+    """Give every attention layer of ``model`` its pages and its (extend, decode) backends; ``backends`` has one pair for each cache group with attention
+    layers, by its number.
 
     Raises:
         ModelError: a layer is in no cache group, or its heads differ from its group's.

@@ -14,7 +14,7 @@ from tokenspeed.interfaces.attention import LayerKV
 from tokenspeed.runtime.transfer import upload
 from tokenspeed.types import CacheGroup, KVLayout
 
-__all__ = ["KVPool", "pages_in_budget", "pages_in_tokens", "storage_bytes"]
+__all__ = ["KVPool", "further_pages", "pages_in_budget", "pages_in_tokens", "storage_bytes"]
 
 Int32 = npt.NDArray[np.int32]
 
@@ -45,6 +45,36 @@ def pages_in_budget(groups: Sequence[CacheGroup], page_size: int, element_bytes:
             f"the KV budget of {budget_bytes} bytes holds no page of {page_bytes} bytes; raise --kv-cache-memory-bytes or --gpu-memory-utilization"
         )
     return pages
+
+
+def further_pages(
+    groups: Sequence[CacheGroup],
+    page_size: int,
+    element_bytes: int,
+    *,
+    rows: int,
+    max_model_len: int,
+    budget_bytes: int | None = None,
+) -> list[int]:
+    """Pages of the window groups and states of the recurrent ones, in their order; 0 for full groups.
+
+    What ``rows`` requests use at once, and as much again to keep for others (states: three times as many, one for each turn's end and its forks). Of a
+    budget they take half at most, in these proportions, but never less than one request needs.
+    """
+    # A step in flight keeps its window while the next is planned.
+    longest = -(-max_model_len // page_size) + 1
+    want, least, each = [], [], []
+    for group in groups:
+        window = min((group.window + page_size - 1) // page_size + 1, longest) if group.kind == "window" else 0
+        states = 1 if group.kind == "recurrent" else 0
+        want.append(2 * rows * window + 4 * rows * states)
+        least.append(max((group.window + page_size - 1) // page_size + 1, 1) if window else 2 * states)
+        each.append(
+            group.bytes_per_state(element_bytes) if states else page_size * group.bytes_per_token(element_bytes)
+        )
+    total = sum(map(int.__mul__, want, each))
+    share = 1.0 if budget_bytes is None or total == 0 else min(1.0, budget_bytes / 2 / total)
+    return [max(low, int(share * pages)) for pages, low in zip(want, least, strict=True)]
 
 
 class KVPool:

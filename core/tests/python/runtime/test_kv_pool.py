@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from tokenspeed.errors import ConfigError
-from tokenspeed.runtime.kv_pool import KVPool, pages_in_budget, pages_in_tokens, storage_bytes
+from tokenspeed.runtime.kv_pool import KVPool, further_pages, pages_in_budget, pages_in_tokens, storage_bytes
 from tokenspeed.types import CacheGroup, KVLayout
 
 GROUP = CacheGroup(kind="full", layers=(0, 1), kv_heads=3, head_dim=8, v_head_dim=6)
@@ -28,6 +29,50 @@ def test_sizes_follow_the_flags():
     assert pages_in_tokens(33, 16) == 3
     page = 16 * GROUP.bytes_per_token(4)
     assert pages_in_budget([GROUP, GROUP], 16, 4, 10 * page) == 5
+
+
+WINDOW = CacheGroup(kind="window", layers=(2,), kv_heads=3, head_dim=8, v_head_dim=6, window=32)
+STATES = CacheGroup(kind="recurrent", layers=(3, 4), states=((5, 7), (2,)), interval=64)
+
+
+def test_windows_and_states_get_what_all_rows_use_and_some_to_keep():
+    pages = further_pages([GROUP, WINDOW, STATES], 16, 4, rows=10, max_model_len=1000)
+    assert pages == [0, 2 * 10 * 3, 4 * 10]  # 32 tokens and one ahead lie on three pages at most
+    assert further_pages([GROUP, WINDOW], 16, 4, rows=10, max_model_len=16) == [0, 2 * 10 * 2]  # no request is so long
+
+
+def test_windows_and_states_take_half_of_a_small_budget_and_never_less_than_a_request_needs():
+    groups = [GROUP, WINDOW, STATES]
+    full = further_pages(groups, 16, 4, rows=10, max_model_len=1000)
+    each = [0, 16 * WINDOW.bytes_per_token(4), STATES.bytes_per_state(4)]
+    want = sum(map(int.__mul__, full, each))
+    assert further_pages(groups, 16, 4, rows=10, max_model_len=1000, budget_bytes=2 * want) == full
+    half = further_pages(groups, 16, 4, rows=10, max_model_len=1000, budget_bytes=want)
+    assert half == [0, 30, 20]
+    assert further_pages(groups, 16, 4, rows=10, max_model_len=1000, budget_bytes=1) == [0, 3, 2]
+
+
+def test_states_start_as_zeros_and_are_zeroed_and_copied_in_every_layer():
+    pool = KVPool(
+        [GROUP, STATES],
+        layout=KVLayout.NHD,
+        page_sizes=[4, 0],
+        num_pages=[5, 3],
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert [tuple(t.shape) for t in pool.states(4)] == [(3, 5, 7), (3, 2)]
+    assert pool.nbytes == 5 * 4 * GROUP.bytes_per_token(4) + 3 * STATES.bytes_per_state(4)
+    for layer in (3, 4):
+        for tensor in pool.states(layer):
+            tensor[0], tensor[1] = layer, 9
+    kinds, groups, sources, targets = (np.array(a, dtype=np.int32) for a in ([1, 0], [1, 1], [0, -1], [2, 1]))
+    pool.prepare_states(kinds, groups, sources, targets)
+    for layer in (3, 4):
+        for tensor in pool.states(layer):
+            assert tensor[0].eq(layer).all()
+            assert tensor[2].eq(layer).all()
+            assert not tensor[1].any()
 
 
 def test_a_pool_without_a_page_is_refused_naming_the_flag():
