@@ -39,6 +39,7 @@ from tokenspeed.layers.dtypes import dtype_from_name, short_name
 from tokenspeed.layers.loading import check_complete
 from tokenspeed.layers.parallel import ParallelGroups
 from tokenspeed.layers.quantization import quantization_for
+from tokenspeed.layers.recurrent import bind_states
 from tokenspeed.messages import EngineInfo
 from tokenspeed.plugins.events import ModelLoadedContext
 from tokenspeed.plugins.kernel_select import KernelRegistry
@@ -325,6 +326,7 @@ def _bind_backends(
         extend, decode = assembly.attention["extend"], assembly.attention["decode"]
         pairs[index] = (made[extend.target], made[decode.target])
     bind_kv(model, pool, pairs)
+    bind_states(model, pool)
     return list(pairs.values())
 
 

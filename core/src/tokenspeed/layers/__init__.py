@@ -9,6 +9,7 @@ from tokenspeed.layers.dense import DenseCausalLM, DenseShape
 from tokenspeed.layers.loading import check_complete, load_weights
 from tokenspeed.layers.module import Layer
 from tokenspeed.layers.parallel import HeadShard, shard_heads
+from tokenspeed.layers.recurrent import RecurrentLayer
 from tokenspeed.layers.rotary import RopeConfig
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "DenseShape",
     "HeadShard",
     "Layer",
+    "RecurrentLayer",
     "RopeConfig",
     "check_complete",
     "load_weights",

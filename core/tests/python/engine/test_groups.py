@@ -6,16 +6,23 @@ Its next token is a hash of what it finds in all of them: a page or a state that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.assembly import assemble
+from tokenspeed.engine.local import LocalEngine
+from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.batch import ForwardBatch
 from tokenspeed.interfaces.model import CausalLM
+from tokenspeed.messages import SamplingParams
 from tokenspeed.runtime.kv_pool import KVPool
 from tokenspeed.types import CacheGroup
+from tokenspeed.weights.describe import describe_model
 
 PAGE, VOCAB, WINDOW, INTERVAL = 4, 997, 6, 8
 GROUPS = (
@@ -175,3 +182,47 @@ def test_pages_behind_the_window_are_given_back(make: Make) -> None:
         most = list(map(max, most, rig.scheduler.stats().pages_active))
     assert rig.tokens(1) == continuation(list(range(100)), 40)
     assert most == [35, 2, 1, 35]  # between steps: two pages hold the five tokens before the next
+
+
+TYPES = ["full_attention", "sliding_attention", "linear_attention", "full_attention"]
+
+
+def toy(**settings: Any) -> LocalEngine:
+    """The built-in model with a layer of each kind."""
+    model = describe_model("toy")
+    further = {"num_hidden_layers": 4, "layer_types": TYPES, "sliding_window": 10, "state_interval": 16}
+    config = EngineConfig(model="toy", plugins="none", num_threads=1, block_size=4, **settings)
+    return LocalEngine(assemble(config, replace(model, config=model.config | further)))
+
+
+def drawn(engine: LocalEngine, asked: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    params = SamplingParams(count, temperature=0.0, ignore_eos=True)
+    return [[t for item in outputs for t in item.tokens] for outputs in engine.generate(asked, params)]
+
+
+def test_a_real_model_of_three_kinds_gives_the_same_tokens_with_cache_and_under_pressure() -> None:
+    asked = [[token % 256 for token in prompt] for prompt in prompts(10, seed=2)]
+    plain = toy(max_total_tokens=4096, enable_prefix_caching=False, max_num_seqs=1)
+    alone = [drawn(plain, [prompt], 24)[0] for prompt in asked]
+    cached = toy(max_total_tokens=4096)
+    assert drawn(cached, asked, 24) == alone
+    assert drawn(cached, asked, 24) == alone  # this time every prompt finds something
+    assert cached.control("stats").result.cached_tokens > 0
+    small = toy(max_total_tokens=80, max_num_seqs=6)
+    drawn(small, [[1]], 1)  # outputs are expected to be short: more is admitted than fits
+    assert drawn(small, asked, 24) == alone
+    assert small.control("stats").result.retractions > 0
+
+
+def test_one_budget_is_shared_by_all_groups() -> None:
+    engine = toy(kv_cache_memory_bytes=4 << 20, max_num_seqs=8)
+    assert engine.info.kv_bytes <= 4 << 20
+    assert engine.info.kv_bytes > 4_100_000
+    assert engine.info.kv_pages > 1000
+
+
+def test_a_host_tier_is_refused_where_it_would_serve_only_a_part() -> None:
+    with pytest.raises(
+        ConfigError, match=r"the host tier serves models with one cache group so far, and this one has 3"
+    ):
+        toy(max_total_tokens=256, kvstore_ratio=1.0)

@@ -29,8 +29,10 @@ def extend(
     for row, length in enumerate(seq_lens.tolist()):
         begin, end = starts[row], starts[row + 1]
         if end > begin and length > 0:
-            keys = _gather(k_cache, page_table[row], length, layout)
-            values = _gather(v_cache, page_table[row], length, layout)
+            # Pages behind the window may be others' by now: they are not even masked, they are not read.
+            first = max(0, length - (end - begin) - window + 1) if window else 0
+            keys = _gather(k_cache, page_table[row], first, length, layout)
+            values = _gather(v_cache, page_table[row], first, length, layout)
             out[begin:end] = _attend(q[begin:end], keys, values, scale, window, softcap, sinks).to(q.dtype)
     return out
 
@@ -54,12 +56,16 @@ def decode(
     return extend(q, k_cache, v_cache, page_table, seq_lens, query_start, scale, layout, window, softcap, sinks)
 
 
-def _gather(cache: torch.Tensor, pages: torch.Tensor, length: int, layout: str) -> torch.Tensor:
-    """(length, Hk, D) fp32 of one row."""
+def _gather(cache: torch.Tensor, pages: torch.Tensor, first: int, length: int, layout: str) -> torch.Tensor:
+    """(length - first, Hk, D) fp32 of one row."""
     by_token = cache if layout == "NHD" else cache.transpose(1, 2)
     page_size = by_token.shape[1]
-    needed = -(-length // page_size)
-    return by_token[pages[:needed].long()].flatten(0, 1)[:length].float()
+    begin, needed = first // page_size, -(-length // page_size)
+    return (
+        by_token[pages[begin:needed].long()]
+        .flatten(0, 1)[first - begin * page_size : length - begin * page_size]
+        .float()
+    )
 
 
 def _attend(
@@ -71,7 +77,7 @@ def _attend(
     softcap: float,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """q (n, Hq, D), k (S, Hk, D), v (S, Hk, Dv) -> (n, Hq, Dv) fp32."""
+    """q (n, Hq, D), k (S, Hk, D), v (S, Hk, Dv) -> (n, Hq, Dv) fp32. The last query token stands where the last key does."""
     tokens, q_heads = q.shape[:2]
     length, kv_heads = k.shape[:2]
     k, v = (x.repeat_interleave(q_heads // kv_heads, dim=1) for x in (k, v))
