@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,10 +24,11 @@ from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.grammar_setup import GrammarParts, build_grammars, load_grammar_parts
 from tokenspeed.engine.kv_events.config import kv_events_of
 from tokenspeed.engine.kv_events.publisher import KVEventPublisher
+from tokenspeed.engine.pools import count_pages, make_pool
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
-from tokenspeed.engine.tiers import CacheSource, Tiers, copy_bytes, make_cache
-from tokenspeed.errors import ConfigError, ModelError
+from tokenspeed.engine.tiers import CacheSource, Tiers, make_cache
+from tokenspeed.errors import ModelError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
 from tokenspeed.interfaces.kernel import KernelContext, KernelRequest
 from tokenspeed.interfaces.model import CausalLM
@@ -49,14 +49,13 @@ from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.forward import eager
 from tokenspeed.runtime.graphs import DecodeGraphs, capture_sizes
-from tokenspeed.runtime.kv_pool import KVPool, further_pages, pages_in_budget, pages_in_tokens, storage_bytes
+from tokenspeed.runtime.kv_pool import KVPool, storage_bytes
 from tokenspeed.runtime.mixed_graphs import MixedGraphs, mixed_sizes
 from tokenspeed.runtime.page_tables import make_tables
-from tokenspeed.runtime.parallel import TalkingGroup, join_ranks
+from tokenspeed.runtime.parallel import join_ranks
 from tokenspeed.runtime.sampler import Sampler
 from tokenspeed.runtime.slot_sampling import SlotSampling
 from tokenspeed.runtime.warmup import warm_up
-from tokenspeed.types import CacheGroup
 from tokenspeed.weights.stream import iterate_weights
 
 __all__ = ["Rank", "build_loop", "build_rank"]
@@ -98,8 +97,8 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         ModelLoadedContext(model=model, model_path=assembly.model.path, rank=rank, seconds=seconds)
     )
     cache_groups = model.cache_groups(assembly.model.hf_config, groups["attn"].size)
-    pages = _count_pages(assembly, platform, cache_groups, everyone)
-    pool = _make_pool(assembly, platform, cache_groups, pages)
+    pages = count_pages(assembly, platform, cache_groups, everyone)
+    pool = make_pool(assembly, platform, cache_groups, pages)
     room, longest = pages[0] * assembly.page_size, _set(config.max_model_len)
     if rank == 0 and room < longest:
         _log.warning(
@@ -222,70 +221,6 @@ def _load_model(
     model.eval()
     platform.settle("weights", [*model.parameters(), *model.buffers()])
     return model, time.monotonic() - began_s
-
-
-def _count_pages(
-    assembly: Assembly, platform: Platform, groups: Sequence[CacheGroup], everyone: TalkingGroup | None
-) -> list[int]:
-    """Pages of each group, the same on all ranks: out of one budget, first those of which a request needs few, then the full groups'."""
-    config = assembly.config
-    element_bytes = dtype_from_name(config.kv_cache_dtype).itemsize
-    sizes: dict[str, int] = {"rows": _set(config.max_num_seqs), "max_model_len": _set(config.max_model_len)}
-    if config.max_total_tokens is not None:
-        full = pages_in_tokens(config.max_total_tokens, assembly.page_size)
-        further = further_pages(groups, assembly.page_size, element_bytes, **sizes)
-        return [full if group.kind == "full" else pages for group, pages in zip(groups, further, strict=True)]
-    budget = config.kv_cache_memory_bytes
-    if budget is None:
-        budget = platform.kv_memory_bytes(config.gpu_memory_utilization)
-        if platform.device.type != "cpu":
-            budget = max(0, budget - copy_bytes(config, groups, assembly.page_size, element_bytes))
-    further = further_pages(groups, assembly.page_size, element_bytes, **sizes, budget_bytes=budget)
-    left = budget - sum(_group_bytes(assembly, group, pages) for group, pages in zip(groups, further, strict=True))
-    full = pages_in_budget(
-        [group for group in groups if group.kind == "full"], assembly.page_size, element_bytes, max(left, 0)
-    )
-    counts = [full if group.kind == "full" else pages for group, pages in zip(groups, further, strict=True)]
-    return counts if everyone is None else [everyone.smallest(count) for count in counts]
-
-
-def _group_bytes(assembly: Assembly, group: CacheGroup, pages: int) -> int:
-    size = dtype_from_name(assembly.config.kv_cache_dtype).itemsize
-    return pages * (assembly.page_size * group.bytes_per_token(size) + group.bytes_per_state(size))
-
-
-def _make_pool(assembly: Assembly, platform: Platform, groups: Sequence[CacheGroup], pages: Sequence[int]) -> KVPool:
-    """The KV pool. Raises ``ConfigError`` where the device has not the memory, which a host would else find out in the midst of requests."""
-    dtype = dtype_from_name(assembly.config.kv_cache_dtype)
-    need = sum(_group_bytes(assembly, group, count) for group, count in zip(groups, pages, strict=True))
-    flag = "--kv-cache-memory-bytes" if assembly.config.max_total_tokens is None else "--max-total-tokens"
-    has = _memory_bytes(platform.device)
-    text = f"{flag}: a KV pool of {pages[0] * assembly.page_size} tokens needs {need / 2**30:.1f} GiB of memory"
-    if need > has:
-        raise ConfigError(f"{text}, and the machine has {has / 2**30:.1f} GiB; lower {flag}")
-    try:
-        with platform.allocate("kv"):
-            pool = KVPool(
-                groups,
-                layout=assembly.kv_layout,
-                page_sizes=[0 if group.kind == "recurrent" else assembly.page_size for group in groups],
-                num_pages=pages,
-                dtype=dtype,
-                device=platform.device,
-            )
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise ConfigError(f"{text}, which the machine cannot give; lower {flag}") from error
-    platform.settle("kv", pool.tensors)
-    return pool
-
-
-def _memory_bytes(device: torch.device) -> int:
-    """All the memory of the device, in use or not."""
-    if device.type == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    return 1 << 62  # unknown: the allocation tells
 
 
 def _bind_backends(

@@ -126,7 +126,7 @@ def test_several_ranks_do_not_fit_in_one_process() -> None:
 def test_a_pool_beyond_the_machine_is_refused_with_both_numbers(
     flag: str, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenspeed.engine.build._memory_bytes", lambda _: 64 << 30)
+    monkeypatch.setattr("tokenspeed.engine.pools._memory_bytes", lambda _: 64 << 30)
     with pytest.raises(ConfigError, match=rf"{flag}: .* needs [\d.]+ GiB of memory, and the machine has 64\.0 GiB"):
         engine(**settings)
 
