@@ -51,6 +51,11 @@ class CacheGroup:
     states: tuple[tuple[int, ...], ...] = ()
     interval: int = 0
 
+    @property
+    def keeps_all(self) -> bool:
+        """Every token's page is kept, as of full attention."""
+        return self.kind not in ("window", "recurrent")
+
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes that one token of context takes in this group on this rank; of a recurrent group 0."""
         return len(self.layers) * self.kv_heads * (self.head_dim + self.v_head_dim) * element_bytes

@@ -29,7 +29,7 @@ def count_pages(
     if config.max_total_tokens is not None:
         full = pages_in_tokens(config.max_total_tokens, assembly.page_size)
         further = further_pages(groups, assembly.page_size, element_bytes, **sizes)
-        return [full if group.kind == "full" else pages for group, pages in zip(groups, further, strict=True)]
+        return [full if group.keeps_all else pages for group, pages in zip(groups, further, strict=True)]
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = platform.kv_memory_bytes(config.gpu_memory_utilization)
@@ -38,9 +38,9 @@ def count_pages(
     further = further_pages(groups, assembly.page_size, element_bytes, **sizes, budget_bytes=budget)
     left = budget - sum(_group_bytes(assembly, group, pages) for group, pages in zip(groups, further, strict=True))
     full = pages_in_budget(
-        [group for group in groups if group.kind == "full"], assembly.page_size, element_bytes, max(left, 0)
+        [group for group in groups if group.keeps_all], assembly.page_size, element_bytes, max(left, 0)
     )
-    counts = [full if group.kind == "full" else pages for group, pages in zip(groups, further, strict=True)]
+    counts = [full if group.keeps_all else pages for group, pages in zip(groups, further, strict=True)]
     return counts if everyone is None else [everyone.smallest(count) for count in counts]
 
 

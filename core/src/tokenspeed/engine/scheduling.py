@@ -30,8 +30,8 @@ REFUSED_PARAMS = {
     int(SubmitRefusal.BAD_RETAIN): "retain_s",
 }
 
-#: ``CacheGroup.kind`` as the scheduler calls it.
-_KINDS = {"full": CacheGroupKind.FULL, "window": CacheGroupKind.WINDOW, "recurrent": CacheGroupKind.RECURRENT}
+#: ``CacheGroup.kind`` as the scheduler calls it, where not every token's page is kept.
+_KINDS = {"window": CacheGroupKind.WINDOW, "recurrent": CacheGroupKind.RECURRENT}
 
 #: ``--kvstore-write-policy`` as the scheduler calls it.
 _WRITE_POLICIES = {
@@ -60,7 +60,7 @@ def scheduler_config(
             CacheGroupConfig(
                 page_size=group.interval if group.kind == "recurrent" else _set(config.block_size),
                 num_pages=pages,
-                kind=_KINDS[group.kind],
+                kind=_KINDS.get(group.kind, CacheGroupKind.FULL),
                 host_pages=host,
                 window=group.window,
             )

@@ -74,5 +74,5 @@ def make_tables(
         max_slots=max_slots,
         max_pages=[1 if group.kind == "recurrent" else longest for group in groups],
         device=device,
-        same=[0 if group.kind == "full" else index for index, group in enumerate(groups)],
+        same=[0 if group.keeps_all else index for index, group in enumerate(groups)],
     )
