@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,9 @@ from tokenspeed.interfaces.grammar import GrammarRequest
 
 __all__ = ["Compiled", "GrammarCompiler"]
 
-#: Grammars that wait for the process at most.
-_MAX_QUEUE = 32
+#: Grammars that wait for the process at most, and characters of theirs: a batch of a thousand schemas is served, and memory stays bounded.
+#: How long each one waits is bounded where requests wait (``Grammars``).
+_MAX_QUEUE, _MAX_QUEUED_CHARS = 4096, 64 << 20
 #: How long the process may take to import the backend and read the vocabulary.
 _START_S = 300.0
 #: Wall time beside which a compilation's processor time counts: on a machine that is busy with its engine the process hardly runs.
@@ -50,6 +51,7 @@ class GrammarCompiler:
         start: what the process makes its backend from.
         prepare: called in the thread with key and bytes of each result, so that what it costs to read them is not the loop's.
         command: another process than ``grammar_worker``.
+        max_queue, max_chars: grammars that wait for the process at most, and characters of theirs.
     """
 
     def __init__(
@@ -58,11 +60,15 @@ class GrammarCompiler:
         *,
         prepare: Callable[[bytes, bytes], object],
         command: Sequence[str] = (sys.executable, "-m", "tokenspeed.engine.grammar_worker"),
+        max_queue: int = _MAX_QUEUE,
+        max_chars: int = _MAX_QUEUED_CHARS,
     ) -> None:
         self._start = start
         self._prepare = prepare
         self._command = list(command)
-        self._jobs: deque[tuple[bytes, GrammarRequest]] = deque()
+        self._max_queue, self._max_chars = max_queue, max_chars
+        self._jobs: OrderedDict[bytes, GrammarRequest] = OrderedDict()
+        self._queued_chars = 0
         self._done: deque[Compiled] = deque()
         self._changed = Condition()
         self._closed = False
@@ -75,17 +81,17 @@ class GrammarCompiler:
         return self._process.pid if self._process is not None else None
 
     def submit(self, key: bytes, request: GrammarRequest) -> None:
-        """Queue a grammar.
+        """Queue a grammar that does not stand in the queue.
 
         Raises:
             GrammarError: too many wait (status 503).
         """
         with self._changed:
-            if len(self._jobs) >= _MAX_QUEUE:
-                raise GrammarError(
-                    f"{_MAX_QUEUE} grammars wait to be compiled; try again later", param="grammar", status=503
-                )
-            self._jobs.append((key, request))
+            if len(self._jobs) >= self._max_queue or self._queued_chars + len(request.value) > self._max_chars:
+                text = f"{len(self._jobs)} grammars of {self._queued_chars} characters wait to be compiled; try again later"
+                raise GrammarError(text, param="grammar", status=503)
+            self._jobs[key] = request
+            self._queued_chars += len(request.value)
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="grammar compiler", daemon=True)
                 self._thread.start()
@@ -94,7 +100,8 @@ class GrammarCompiler:
     def withdraw(self, key: bytes) -> None:
         """Nobody waits for ``key`` any more: leave it out where it has not begun."""
         with self._changed:
-            self._jobs = deque(job for job in self._jobs if job[0] != key)
+            if (request := self._jobs.pop(key, None)) is not None:
+                self._queued_chars -= len(request.value)
 
     def results(self) -> list[Compiled]:
         """What has ended since the last call; does not wait."""
@@ -110,6 +117,7 @@ class GrammarCompiler:
         with self._changed:
             self._closed = True
             self._jobs.clear()
+            self._queued_chars = 0
             process = self._process
             if process is not None:
                 process.kill()
@@ -124,7 +132,8 @@ class GrammarCompiler:
                 self._changed.wait_for(lambda: bool(self._jobs) or self._closed)
                 if self._closed:
                     return
-                key, request = self._jobs.popleft()
+                key, request = self._jobs.popitem(last=False)
+                self._queued_chars -= len(request.value)
             began = time.monotonic()
             try:
                 data = self._compile(request)
