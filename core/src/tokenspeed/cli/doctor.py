@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenspeed.cli.main import COMMANDS
+from tokenspeed.cli.usability import Usability
 from tokenspeed.errors import PluginError
 from tokenspeed.plugins.dispatch import EventCalls
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
@@ -28,7 +29,8 @@ def _finding(status: str, plugin: str, what: str, advice: str = "") -> Finding:
 
 def examine(host: PluginHost, given: Mapping[str, str], only: str | None = None) -> list[Finding]:
     """All findings, those of ``only`` where it is given. ``status`` is ``ok``, ``warning`` or ``error``."""
-    findings = [*_broken(host), *_shadowed(host), *_contributions(host), *_collisions(host), *_own(host, given)]
+    findings = [*_broken(host), *_shadowed(host), *_contributions(host), *_devices(host), *_collisions(host)]
+    findings += _own(host, given)
     faulty = {finding["plugin"] for finding in findings}
     findings += [_finding("ok", name, "loaded") for name in host.active if name not in faulty]
     return [finding for finding in findings if only in (None, finding["plugin"])]
@@ -75,6 +77,13 @@ def _contributions(host: PluginHost) -> Iterator[Finding]:
             )
             if fault:
                 yield _finding("error", name, f"{label}: {fault}", "the plugin is incomplete; reinstall it")
+
+
+def _devices(host: PluginHost) -> Iterator[Finding]:
+    usability = Usability(host)
+    for name in host.active:
+        if away := usability.elsewhere(host.records[name]):
+            yield _finding("warning", name, away, "ignore it, or see what the plugin of the platform lacks")
 
 
 def _target_fault(spec: Spec) -> str:

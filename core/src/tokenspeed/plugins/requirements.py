@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import re
 from collections.abc import Iterable
 
 __all__ = ["missing_requirements"]
 
+_MODULE = re.compile(r"import:([A-Za-z_]\w*)(?: of (.+))?")
+
 
 def missing_requirements(requires: Iterable[str]) -> list[str]:
-    """A phrase for each PEP 508 requirement that does not hold here, for example ``requires flashinfer-python>=0.6 (0.5.2 is installed)``."""
-    requirements = list(requires)
+    """A phrase for each requirement that does not hold here, for example ``requires flashinfer-python>=0.6 (0.5.2 is installed)``.
+
+    A requirement is a PEP 508 text, or ``import:MODULE of DISTRIBUTIONS`` for a top-level module that any of several distributions brings.
+    """
+    missing, requirements = [], []
+    for text in requires:
+        if (wanted := _MODULE.fullmatch(text)) is None:
+            requirements.append(text)
+        elif importlib.util.find_spec(wanted[1]) is None:
+            origin = f" of {wanted[2]}" if wanted[2] else ""
+            missing.append(f"requires the module {wanted[1]}{origin} (not installed)")
     if not requirements:
-        return []
+        return missing
     from packaging.requirements import InvalidRequirement, Requirement  # 30 ms that most starts do not need
 
-    missing = []
     for text in requirements:
         try:
             requirement = Requirement(text)

@@ -87,7 +87,7 @@ class Spec:
         api: version of the kind's contract that the target was written for.
         priority: rank among candidates that fit.
         platforms: platform names it runs on; empty means any.
-        requires: requirement strings (PEP 508) that must be installed.
+        requires: requirement strings (PEP 508) that must be installed, or ``import:MODULE of DISTRIBUTIONS``: a top-level module that several bring.
         needs: names of plugins that must be active with it.
         opt_in: considered only when named by a flag or when its plugin is named in ``--plugins``.
         description: one line for ``tokenspeed plugins show``.

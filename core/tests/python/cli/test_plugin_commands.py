@@ -33,17 +33,100 @@ def test_list_shows_every_plugin_with_its_state(run: Any, demo: Any) -> None:
     assert outcome.code == 0
     lines = outcome.out.splitlines()
     assert lines[0].split() == ["PLUGIN", "VERSION", "STATE", "CONTRIBUTES"]
-    assert any(line.split()[:3] == ["demo", "1.0", "active"] and "tool_parser demo" in line for line in lines)
+    assert any(line.split()[:3] == ["demo", "1.0", "unusable"] and "tool_parser demo" in line for line in lines)
     assert any(line.split()[:3] == ["sick", "1.0", "broken"] for line in lines)
+    assert "demo is not usable here: requires a-package-nobody-has (not installed)" in lines
     assert "sick is broken: ModuleNotFoundError: No module named 'module_nobody_has'" in lines
 
 
 def test_list_as_json(run: Any, demo: Any) -> None:
     plain = json.loads(run("plugins", "list", "--json").out)
     (found,) = [plugin for plugin in plain["plugins"] if plugin["name"] == "demo"]
-    assert (found["distribution"], found["status"], found["first_party"]) == ("dist-demo", "active", False)
-    assert found["contributions"][0]["off"] == "requires a-package-nobody-has (not installed)"
+    assert (found["distribution"], found["status"], found["first_party"]) == ("dist-demo", "unusable", False)
+    assert found["cause"] == found["contributions"][0]["off"] == "requires a-package-nobody-has (not installed)"
     assert plain["shadowed"] == []
+
+
+PLATFORM = """
+@hookimpl
+def tokenspeed_platforms():
+    return [PlatformSpec(name="tpu", target="tpu_probe:Tpu", detect="tpu_probe:detect", device_type="tpu")]
+@hookimpl
+def tokenspeed_attention_backends():
+    return [AttentionBackendSpec(name="tall", target="tpu_probe:Tall", platforms=("tpu",)), AttentionBackendSpec(name="wide", target="tpu_probe:Wide")]
+"""
+ROWS = """
+@hookimpl
+def tokenspeed_kernels():
+    return [KernelSpec(name="r", family="norm", mode="rms_norm", target="m:k", platforms=("tpu",))]
+"""
+AWAY = "runs on tpu, which no active plugin finds here"
+
+
+@pytest.mark.parametrize(
+    ("probe", "fault"),
+    [
+        ("return None", "finds no such device here"),
+        ("raise OSError('no driver')", "detection failed: OSError: no driver"),
+        ("return 'one TPU'", ""),
+    ],
+)
+def test_what_a_device_is_missing_for_is_listed_as_such(run: Any, folder: Any, probe: str, fault: str) -> None:
+    """A platform without its device, and what runs on that platform only; what runs anywhere stays usable."""
+    folder.add("hw", PLATFORM, modules={"tpu_probe": f"def detect():\n    {probe}\nclass Tall: pass\nclass Wide: pass"})
+    folder.add("rows", ROWS)
+    plain = {plugin["name"]: plugin for plugin in json.loads(run("plugins", "list", "--json").out)["plugins"]}
+    off = {c["name"]: c["off"] for c in plain["hw"]["contributions"]}
+    assert off == {"tpu": fault, "tall": AWAY if fault else "", "wide": ""}
+    states = (plain["hw"]["status"], plain["rows"]["status"])
+    assert states == (("partial", "unusable") if fault else ("active", "active"))
+    text = run("plugins", "list").out
+    if fault:
+        assert f"hw is usable in part: platform tpu: {fault}; attention_backend tall: {AWAY}" in text
+        assert f"rows is not usable here: {AWAY}" in text
+        assert f"warning  rows: {AWAY}" in run("plugins", "doctor").out
+        assert f"usable in part: platform tpu: {fault}" in run("plugins", "show", "hw").out
+    else:
+        assert "hw is" not in text
+
+
+def test_list_tells_what_is_used_only_when_it_is_asked_for(run: Any, folder: Any) -> None:
+    folder.add(
+        "extra", "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='x', target='m:X')]"
+    )
+    lines = [" ".join(line.split()) for line in run("plugins", "list").out.splitlines()]
+    assert "extra 1.0 active (when asked) tool_parser x" in lines
+    lines = [" ".join(line.split()) for line in run("plugins", "list", "--plugins", "+extra").out.splitlines()]
+    assert "extra 1.0 active (named) tool_parser x" in lines
+
+
+def test_show_tells_the_further_names_that_a_flag_takes(run: Any, folder: Any) -> None:
+    folder.add(
+        "many",
+        "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='long_name', target='m:X', aliases=('short', 'old'))]",
+    )
+    text = run("plugins", "show", "many").out
+    assert "aliases       short, old" in text
+    assert "priority" not in text, "parsers are not ranked"
+    for command in (("plugins", "show", "many", "--json"), ("plugins", "list", "--json")):
+        plain = json.loads(run(*command).out)
+        (shown,) = [p for p in plain.get("plugins", [plain]) if p["name"] == "many"]
+        assert shown["contributions"][0]["aliases"] == ["short", "old"]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "alias"),
+    [
+        ("parsers-kimi", "kimik2"),
+        ("parsers-glm", "glm45_moe"),
+        ("parsers-hermes", "qwen"),
+        ("parsers-deepseek", "deepseek31"),
+    ],
+)
+def test_names_that_other_servers_use_are_shown(run: Any, plugin: str, alias: str) -> None:
+    pytest.importorskip(f"tokenspeed_plugin_{plugin.replace('-', '_')}", reason=f"{plugin} is not installed")
+    outcome = run("plugins", "show", plugin)
+    assert any(alias in line.split("aliases")[-1] for line in outcome.out.splitlines() if "aliases" in line)
 
 
 def test_a_typo_exits_with_2_naming_the_nearest_and_where_it_looked(run: Any, demo: Any) -> None:
