@@ -1,0 +1,348 @@
+"""Random texts of a structural tag, written from the tag itself: what a grammar backend would let through, without one.
+
+The conformance suites of parsers feed them to the parser whose tag it is. Strings and free text like to hold what could confuse it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+__all__ = ["Draw", "TagTexts", "fits", "leaves", "random_tools", "with_random"]
+
+#: Takes an example of a strategy.
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+Format = Mapping[str, Any]
+
+#: Opening and closing of an argument by style, and what may stand around a text.
+_STYLES = {
+    "qwen_xml": ("<parameter={key}>", "</parameter>", "\n"),
+    "minimax_xml": ('<parameter name="{key}">', "</parameter>", ""),
+    "deepseek_xml": ('<｜DSML｜parameter name="{key}" string="{is_text}">', "</｜DSML｜parameter>", ""),
+    "glm_xml": ("<arg_key>{key}</arg_key>{line}<arg_value>", "</arg_value>", ""),
+    "kimi_k3_xml": ('<|open|>argument key="{key}" type="{kind}"<|sep|>', "<|close|>argument<|sep|>", ""),
+}
+_WORDS = (
+    "a",
+    "b c",
+    "",
+    "null",
+    "1",
+    "true",
+    "ü 日",
+    '"',
+    "\\",
+    "'",
+    "}",
+    "]",
+    ")",
+    "{",
+    "[",
+    "<",
+    "</",
+    "&amp;",
+    "\n",
+    " ",
+    ", ",
+    ": ",
+)
+_MANY = 3
+
+_LEAVES: tuple[dict[str, Any], ...] = (
+    {"type": "string"}, {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"},
+    {"enum": ["a", "b c", "1"]}, {"type": "array", "items": {"type": "string"}}, {"type": "array", "items": {"type": "integer"}},
+    {"type": "object", "properties": {"in": {"type": "string"}, "n": {"type": "integer"}}, "required": ["in"], "additionalProperties": False},
+)  # fmt: skip
+
+
+def with_random(examples: int, check: Callable[[random.Random, Draw], None]) -> None:
+    """Run ``check`` with so many generators, the same every time."""
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(st.data(), st.integers(0, 2**32))
+    def run(data: st.DataObject, seed: int) -> None:
+        check(random.Random(seed), data.draw)
+
+    run()
+
+
+def random_tools(rng: random.Random, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A tool of each name: a few required and optional arguments, any object, or no arguments."""
+    tools: list[dict[str, Any]] = []
+    for name in names:
+        keys = [f"{rng.choice(('key', 'a_b', 'Item'))}{at}" for at in range(rng.randrange(4))]
+        function: dict[str, Any] = {"name": name}
+        if (kind := rng.random()) < 0.8:
+            function["parameters"] = {
+                "type": "object",
+                "properties": {key: rng.choice(_LEAVES) for key in keys},
+                "required": [key for key in keys if rng.random() < 0.6],
+                "additionalProperties": False,
+            }
+        elif kind < 0.9:
+            function["parameters"] = {"type": "object"}
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def fits(value: Any, schema: Format) -> bool:
+    """Whether a value is valid against a schema of ``random_tools``."""
+    if "enum" in schema:
+        return value in schema["enum"]
+    kind = schema.get("type")
+    if kind == "object":
+        properties = schema.get("properties", {})
+        free = schema.get("additionalProperties", True)
+        return (
+            isinstance(value, dict)
+            and all(key in value for key in schema.get("required", ()))
+            and all(fits(item, properties[key]) if key in properties else free for key, item in value.items())
+        )
+    if kind == "array":
+        return isinstance(value, list) and all(fits(item, schema["items"]) for item in value)
+    if isinstance(value, bool) or value is None:
+        return kind == ("boolean" if isinstance(value, bool) else "null")
+    return isinstance(value, {"string": str, "integer": int, "number": (int, float)}[str(kind)])
+
+
+def leaves(value: Any) -> Counter[str]:
+    """The scalars in a value, and how often each occurs."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return sum(map(leaves, value), Counter[str]())
+    return Counter((json.dumps(value),))
+
+
+class TagTexts:
+    """Writes one text of a structural tag.
+
+    Args:
+        rng: chooses.
+        draw: takes an example of a strategy.
+        nasty: texts that free text and strings like to hold, beside others.
+
+    Attributes:
+        values: the JSON values that were written for schemas, in order.
+        spans: ``(begin, end)`` of what was written for tokens.
+    """
+
+    def __init__(self, rng: random.Random, draw: Draw, nasty: Sequence[str]) -> None:
+        self._rng, self._draw = rng, draw
+        self._words = (*_WORDS, *nasty, *(text[: len(text) // 2] for text in nasty))
+        self._out: list[str] = []
+        self._size = 0
+        self._ends: list[str] = []  # what free text must not hold here
+        self._drawn: set[str] = set()
+        self.values: list[Any] = []
+        self.spans: list[tuple[int, int]] = []
+
+    def text(self, format: Format) -> str:
+        """A text of ``format``, which is a tag's or a tag.
+
+        Raises:
+            NotImplementedError: it has a part that this cannot write, ``grammar`` for example.
+        """
+        self._write(format["format"] if format["type"] == "structural_tag" else format)
+        return "".join(self._out)
+
+    def _put(self, text: str) -> None:
+        self._out.append(text)
+        self._size += len(text)
+
+    def _write(self, format: Format) -> None:
+        writer = getattr(self, f"_{format['type']}", None)
+        if writer is None:
+            raise NotImplementedError(
+                f"the suite writes no texts of {format['type']!r}; describe the calls with other parts"
+            )
+        writer(format)
+
+    # -- parts, by the name of their type
+
+    def _const_string(self, format: Format) -> None:
+        self._put(format["value"])
+
+    def _token(self, format: Format) -> None:
+        if not isinstance(format["token"], str):
+            raise NotImplementedError("the suite writes no tokens by id; name them by their text")
+        self.spans.append((self._size, self._size + len(format["token"])))
+        self._put(format["token"])
+
+    def _regex(self, format: Format) -> None:
+        text = ""
+        for _ in range(5):  # names that are drawn should differ
+            text = self._draw(st.from_regex(re.compile(format["pattern"], re.ASCII), fullmatch=True))
+            if text not in self._drawn:
+                break
+        self._drawn.add(text)
+        self._put(text)
+
+    def _any_text(self, format: Format) -> None:
+        without = [*format.get("excludes", ()), *self._ends]
+        text = self._string(without)
+        most = format.get("max_chars")
+        self._put(text if most is None else text[:most])
+
+    def _json_schema(self, format: Format) -> None:
+        style, schema = format.get("style", "json"), format["json_schema"]
+        if style == "json":
+            value = self._value(schema, schema)
+            self.values.append(value)
+            self._put(self._json(value))
+            return
+        self._arguments(schema, style)
+
+    def _sequence(self, format: Format) -> None:
+        for element in format["elements"]:
+            self._write(element)
+
+    def _or(self, format: Format) -> None:
+        self._write(self._rng.choice(format["elements"]))
+
+    def _optional(self, format: Format) -> None:
+        self._repeated(format["content"], 0, 1)
+
+    def _star(self, format: Format) -> None:
+        self._repeated(format["content"], 0, _MANY)
+
+    def _plus(self, format: Format) -> None:
+        self._repeated(format["content"], 1, _MANY)
+
+    def _repeat(self, format: Format) -> None:
+        least, most = format["min"], format["max"]
+        self._repeated(format["content"], least, least + _MANY if most < 0 else min(most, least + _MANY))
+
+    def _repeated(self, content: Format, least: int, most: int) -> None:
+        for _ in range(self._rng.randint(least, most)):
+            self._write(content)
+
+    def _tag(self, format: Format) -> None:
+        end = self._rng.choice(format["end"]) if isinstance(format["end"], list) else format["end"]
+        for part, is_end in ((format["begin"], False), (end, True)):
+            if is_end:
+                text = end if isinstance(end, str) else end.get("token", "")
+                self._ends.append(text)
+                self._write(format["content"])
+                self._ends.pop()
+            if isinstance(part, str):
+                self._put(part)
+            else:
+                self._write(part)
+
+    def _tags_with_separator(self, format: Format) -> None:
+        most = 1 if format.get("stop_after_first") else _MANY
+        for at in range(self._rng.randint(int(format.get("at_least_one", False)), most)):
+            self._put(format["separator"] if at else "")
+            self._write(self._rng.choice(format["tags"]))
+
+    def _triggered_tags(self, format: Format) -> None:
+        first = format.get("at_least_one", False)
+        free = {"excludes": [*format["triggers"], *format.get("excludes", ())]}
+        for at in range(self._rng.randint(int(first), _MANY)):
+            if at or not first:
+                self._any_text(free)
+            self._write(self._rng.choice(format["tags"]))
+            if format.get("stop_after_first"):
+                return
+        self._any_text(free)
+
+    # -- values
+
+    def _string(self, without: Sequence[str]) -> str:
+        """Text that holds none of ``without``."""
+        text = "".join(self._rng.choices(self._words, k=self._rng.randrange(5)))
+        for _ in range(20):
+            held = [part for part in without if part and part in text]
+            if not held:
+                return text
+            for part in held:
+                text = text.replace(part, "")
+        return ""
+
+    def _json(self, value: Any) -> str:
+        separators = self._rng.choice(((", ", ": "), (",", ":"), ("\n,", ":\n")))
+        return json.dumps(value, ensure_ascii=self._rng.random() < 0.3, separators=separators)
+
+    def _value(self, schema: Any, root: Any) -> Any:
+        rng = self._rng
+        if schema is True or not schema or schema.keys() <= {"$defs", "definitions"}:
+            return rng.choice((None, True, 7, -1.5, self._string(()), [1, "x"], {"a": {}}))
+        if "$ref" in schema:
+            target = root
+            for part in schema["$ref"].split("/")[1:]:
+                target = target[part]
+            return self._value(target, root)
+        if "const" in schema:
+            return schema["const"]
+        if "enum" in schema:
+            return rng.choice(schema["enum"])
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                return self._value(rng.choice(schema[keyword]), root)
+        kind = rng.choice(schema["type"]) if isinstance(schema["type"], list) else schema["type"]
+        if kind == "object":
+            return self._object(schema, lambda inner: self._value(inner, root))
+        if kind == "array":
+            return [self._value(schema.get("items", True), root) for _ in range(rng.randrange(3))]
+        return {
+            "string": lambda: self._string(()),
+            "integer": lambda: rng.choice((0, -3, 12, 2**40)),
+            "number": lambda: rng.choice((0, -1.5, 12.25, 1000)),
+            "boolean": lambda: rng.random() < 0.5,
+            "null": lambda: None,
+        }[kind]()
+
+    def _object(self, schema: Any, value: Callable[[Any], Any]) -> dict[str, Any]:
+        properties = schema.get("properties", {})
+        required = schema.get("required", ())
+        found = {key: value(inner) for key, inner in properties.items() if key in required or self._rng.random() < 0.5}
+        if not properties and schema.get("additionalProperties", True):
+            found = {f"free_{at}": value(True) for at in range(self._rng.randrange(3))}
+        return found
+
+    def _arguments(self, schema: Any, style: str) -> None:
+        """An object's members as the arguments of an XML-like form."""
+        if style not in _STYLES:
+            raise NotImplementedError(f"the suite knows no style {style!r}; it knows {', '.join(_STYLES)}")
+        opening, closing, line = _STYLES[style]
+
+        def value(inner: Any) -> Any:  # undeclared ones are text
+            found = self._string((closing,)) if inner is True else self._value(inner, schema)
+            while isinstance(found, str) and (closing in found or found.strip("\n") != found):
+                found = found.replace(closing, "").strip("\n")
+            return found
+
+        found = self._object(schema, value)
+        self.values.append(found)
+        for key, item in found.items():
+            is_text = isinstance(item, str)
+            between = self._rng.choice((line, ""))
+            self._put(
+                opening.format(
+                    key=key, is_text=str(is_text).lower(), kind=_kind(item), line=self._rng.choice(("\n", ""))
+                )
+            )
+            self._put(f"{between}{item if is_text else self._json(item)}{between}{closing}")
+            self._put("" if style == "kimi_k3_xml" else self._rng.choice(("\n", "")))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else "boolean"
+    return {str: "string", int: "number", float: "number", list: "array", dict: "object"}[type(value)]
