@@ -10,6 +10,7 @@ A plugin subclasses ``ReasoningParserSuite`` in its tests and gives samples of i
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
@@ -22,7 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenspeed.interfaces.reasoning import ReasoningContext, ReasoningParser
-from tokenspeed.testing.tag_texts import Draw, TagTexts, with_random
+from tokenspeed.testing.tag_texts import TagTexts
+from tokenspeed.testing.tag_tools import Draw, with_random
 
 __all__ = ["ReasoningParserSuite", "ReasoningSample", "separate"]
 
@@ -169,19 +171,21 @@ class ReasoningParserSuite:
 
     def test_an_end_from_outside_loses_nothing(self) -> None:
         """``end_reasoning`` in the middle of reasoning tells what was held back as reasoning, and all that follows is content."""
-        for prompt in self._prompts():
-            for half in ("", *(marker[: len(marker) // 2] for marker in self.markers)):
-                parser, text = self.make(prompt), f"one {half}"
-                deltas = [parser.feed(text)]
-                if not parser.inside:
-                    continue
-                deltas.append(parser.end_reasoning())
-                assert not parser.inside
-                told = "".join(delta.reasoning for delta in deltas)
-                assert told.endswith(text), (prompt, text, told)
-                deltas = [parser.feed("the call"), parser.finish()]
-                assert "".join(delta.content for delta in deltas) == "the call"
-                assert not any(delta.reasoning for delta in deltas)
+        halves = ["", *(marker[: len(marker) // 2] for marker in self.markers)]
+        for prompt, begin, half in itertools.product(self._prompts(), ("", *self.make().markers), halves):
+            self._check_end(prompt, begin, f"one {half}")
+
+    def _check_end(self, prompt: str, begin: str, text: str) -> None:
+        parser = self.make(prompt)
+        deltas = [parser.feed(begin), parser.feed(text)]
+        if not parser.inside:
+            return
+        deltas.append(parser.end_reasoning())
+        told = "".join(delta.reasoning for delta in deltas)
+        assert told.endswith(text), (prompt, text, told)
+        deltas = [parser.feed("the call"), parser.finish()]
+        assert "".join(delta.content for delta in deltas) == "the call"
+        assert not any(delta.reasoning for delta in deltas)
 
     def test_an_answer_behind_its_reasoning_is_read_as_the_answer(self) -> None:
         """Random texts of ``answer_format``: the content is the answer, whichever prompt it follows; where markers are tokens, also if it quotes them."""

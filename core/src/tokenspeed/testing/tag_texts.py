@@ -8,17 +8,14 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-__all__ = ["Draw", "TagTexts", "fits", "leaves", "random_tools", "with_random"]
+from tokenspeed.testing.tag_tools import Draw
 
-#: Takes an example of a strategy.
-Draw = Callable[[st.SearchStrategy[Any]], Any]
+__all__ = ["TagTexts"]
 
 Format = Mapping[str, Any]
 
@@ -55,78 +52,6 @@ _WORDS = (
     ": ",
 )
 _MANY = 3
-
-_LEAVES: tuple[dict[str, Any], ...] = (
-    {"type": "string"}, {"type": "string"}, {"type": "integer"}, {"type": "number"}, {"type": "boolean"}, {"type": "null"},
-    {"enum": ["a", "b c", "1"]}, {"type": "array", "items": {"type": "string"}}, {"type": "array", "items": {"type": "integer"}},
-    {"type": "object", "properties": {"in": {"type": "string"}, "n": {"type": "integer"}}, "required": ["in"], "additionalProperties": False},
-)  # fmt: skip
-
-
-def with_random(examples: int, check: Callable[[random.Random, Draw], None]) -> None:
-    """Run ``check`` with so many generators, the same every time."""
-
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    @given(st.data(), st.integers(0, 2**32))
-    def run(data: st.DataObject, seed: int) -> None:
-        check(random.Random(seed), data.draw)
-
-    run()
-
-
-def random_tools(rng: random.Random, names: Sequence[str]) -> list[dict[str, Any]]:
-    """A tool of each name: a few required and optional arguments, any object, or no arguments."""
-    tools: list[dict[str, Any]] = []
-    for name in names:
-        keys = [f"{rng.choice(('key', 'a_b', 'Item'))}{at}" for at in range(rng.randrange(4))]
-        function: dict[str, Any] = {"name": name}
-        if (kind := rng.random()) < 0.8:
-            function["parameters"] = {
-                "type": "object",
-                "properties": {key: rng.choice(_LEAVES) for key in keys},
-                "required": [key for key in keys if rng.random() < 0.6],
-                "additionalProperties": False,
-            }
-        elif kind < 0.9:
-            function["parameters"] = {"type": "object"}
-        tools.append({"type": "function", "function": function})
-    return tools
-
-
-def fits(value: Any, schema: Format) -> bool:
-    """Whether a value is valid against a schema of ``random_tools``."""
-    if "enum" in schema:
-        return value in schema["enum"]
-    kind = schema.get("type")
-    if kind == "object":
-        properties = schema.get("properties", {})
-        free = schema.get("additionalProperties", True)
-        return (
-            isinstance(value, dict)
-            and all(key in value for key in schema.get("required", ()))
-            and all(fits(item, properties[key]) if key in properties else free for key, item in value.items())
-        )
-    if kind == "array":
-        return isinstance(value, list) and all(fits(item, schema["items"]) for item in value)
-    if isinstance(value, bool) or value is None:
-        return kind == ("boolean" if isinstance(value, bool) else "null")
-    return isinstance(value, {"string": str, "integer": int, "number": (int, float)}[str(kind)])
-
-
-def leaves(value: Any) -> Counter[str]:
-    """The scalars in a value, and how often each occurs."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        return sum(map(leaves, value), Counter[str]())
-    return Counter((json.dumps(value),))
 
 
 class TagTexts:
@@ -300,13 +225,11 @@ class TagTexts:
             return self._object(schema, lambda inner: self._value(inner, root))
         if kind == "array":
             return [self._value(schema.get("items", True), root) for _ in range(rng.randrange(3))]
-        return {
-            "string": lambda: self._string(()),
-            "integer": lambda: rng.choice((0, -3, 12, 2**40)),
-            "number": lambda: rng.choice((0, -1.5, 12.25, 1000)),
-            "boolean": lambda: rng.random() < 0.5,
-            "null": lambda: None,
-        }[kind]()
+        if kind == "string":
+            return self._string(())
+        if kind == "integer":
+            return rng.choice((0, -3, 12, 2**40))
+        return rng.choice({"number": (0, -1.5, 12.25, 1000), "boolean": (True, False), "null": (None,)}[kind])
 
     def _object(self, schema: Any, value: Callable[[Any], Any]) -> dict[str, Any]:
         properties = schema.get("properties", {})

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.parser import ParserContext, ParserDelta, ToolParser
-from tokenspeed.testing.tag_texts import Draw, TagTexts, fits, leaves, random_tools, with_random
+from tokenspeed.testing.tag_texts import TagTexts
+from tokenspeed.testing.tag_tools import Draw, fits, leaves, random_tools, with_random
 
 __all__ = ["Parsed", "Sample", "ToolParserSuite", "parse"]
 
