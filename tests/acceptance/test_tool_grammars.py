@@ -64,6 +64,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
             "<|tool_calls_section_end|>",
         ),
     ),
+    "kimi_k3": (f"{_P}kimi.xtml:KimiK3ToolParser", ("<|open|>", "<|close|>", "<|sep|>")),
     "gpt_oss": (
         f"{_P}gpt_oss.parsers:HarmonyToolParser",
         ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
@@ -72,6 +73,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 #: Text that walks try to write wherever they may.
 _NASTY = (
     "</tool_call>", "<tool_call>", "</function>", "<parameter=", "</parameter>", "<arg_key>", "</arg_value>", "</invoke>", "<invoke name=", "&amp;",
+    "<|open|>call", "<|close|>call", "<|close|>argument<|sep|>",
     "</｜DSML｜invoke>", "<｜DSML｜parameter", "\n</", '{"name": "', '"}', "}}", "]", "[ARGS]", "<|call|>", "<|end|>", "```", "null", " ", "\n\n", "\\",
 )  # fmt: skip
 HELD = ("f", "get_it", "a.b-c")
