@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenspeed.cli.main import COMMANDS
 from tokenspeed.cli.usability import Usability
-from tokenspeed.errors import PluginError
+from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.plugins.dispatch import EventCalls
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
 from tokenspeed.plugins.options import resolve_options
@@ -30,7 +30,7 @@ def _finding(status: str, plugin: str, what: str, advice: str = "") -> Finding:
 def examine(host: PluginHost, given: Mapping[str, str], only: str | None = None) -> list[Finding]:
     """All findings, those of ``only`` where it is given. ``status`` is ``ok``, ``warning`` or ``error``."""
     findings = [*_broken(host), *_shadowed(host), *_contributions(host), *_devices(host), *_collisions(host)]
-    findings += _own(host, given)
+    findings += [*_stores(host, given), *_own(host, given)]
     faulty = {finding["plugin"] for finding in findings}
     findings += [_finding("ok", name, "loaded") for name in host.active if name not in faulty]
     return [finding for finding in findings if only in (None, finding["plugin"])]
@@ -84,6 +84,21 @@ def _devices(host: PluginHost) -> Iterator[Finding]:
     for name in host.active:
         if away := usability.elsewhere(host.records[name]):
             yield _finding("warning", name, away, "ignore it, or see what the plugin of the platform lacks")
+
+
+def _stores(host: PluginHost, given: Mapping[str, str]) -> Iterator[Finding]:
+    """What KV stores say of the options that they would be started with."""
+    options = resolve_options(host.registry.specs("option"), given, host.records)
+    for c in host.registry.specs("kv_store"):
+        if c.spec.checker and not c.off and not missing_requirements(c.spec.requires):
+            try:
+                load_target(c.spec.checker)(options.get(c.plugin, {}))
+            except ConfigError as error:
+                yield _finding("warning", c.plugin, f"kv_store {c.spec.name} cannot start as it is: {error}")
+            except Exception as error:
+                yield _finding(
+                    "error", c.plugin, f"kv_store {c.spec.name}: its checker raised {innermost_cause(error)}"
+                )
 
 
 def _target_fault(spec: Spec) -> str:

@@ -12,6 +12,11 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Take what ``serve`` takes, so that its command line can be explained by changing one word."""
+    parser.description = (
+        "What would fill every slot if MODEL were served with these flags (platform, model class, attention backends, parsers, KV store), "
+        "why, and why each other candidate lost. Loads no weights. Kernels, which backends and layers launch, are "
+        "explained one operation at a time by: tokenspeed kernels explain FAMILY.MODE."
+    )
     groups = add_engine_arguments(parser)
     add_serving_arguments(parser, groups)
     parser.add_argument("--json", action="store_true", help="print JSON")

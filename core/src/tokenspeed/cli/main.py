@@ -30,8 +30,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("tokenspeed.cli.generate", "complete prompts without a server"),
     "bench": ("tokenspeed.cli.bench", "measure a running server"),
     "plugins": ("tokenspeed.cli.plugins_cmd", "list, show and check installed plugins"),
-    "explain": ("tokenspeed.cli.explain_cmd", "show what a model would be served with, and why"),
-    "kernels": ("tokenspeed.cli.kernels_cmd", "list kernels, and explain which one an operation gets"),
+    "explain": (
+        "tokenspeed.cli.explain_cmd",
+        "show what a model would be served with (platform, backends, parsers), and why",
+    ),
+    "kernels": ("tokenspeed.cli.kernels_cmd", "list kernels, explain which one an operation gets, and time them"),
     "env": ("tokenspeed.cli.env", "show versions and hardware, for bug reports"),
     "version": ("tokenspeed.cli.version", "show the version"),
 }

@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from tokenspeed.engine.assembly import assemble
         from tokenspeed.engine.bootstrap import bootstrap
+        from tokenspeed.engine.report import capacity_text
         from tokenspeed.model_tokenizer import check_tokenizer, renderer_asked
         from tokenspeed.plugins.events import EngineReadyContext, ShutdownContext
         from tokenspeed.weights.describe import describe_model
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         def announce(info: EngineInfo) -> None:
             seconds = time.monotonic() - began_s
             events.engine_ready(EngineReadyContext(model_name=engine.model, kv_pages=info.kv_pages, seconds=seconds))
+            print(capacity_text(assembly.config, info))
             print(f"Serving {', '.join(serving.served_model_name)} at http://{serving.host}:{sockets.port}/v1 ", end="")
             print(f"(control routes at http://{serving.control_host}:{sockets.control_port})", flush=True)
 

@@ -230,7 +230,10 @@ def assemble(
     slots.warnings += [grammar_warning] if grammar_warning else []
     if config.kv_events_config is not None:
         check_kv_events(config.kv_events_config, prefix_caching=config.enable_prefix_caching)
-    slots.take("kv_store", choices.choose_kv_store(host, config.kvstore, platform_choice.spec.name))
+    store = choices.choose_kv_store(host, config.kvstore, platform_choice.spec.name)
+    slots.take("kv_store", store)
+    if store is not None:
+        choices.check_kv_store(store, options)
     kernels = KernelRegistry(
         host.registry.specs("kernel"),
         platform_name=platform_choice.spec.name,

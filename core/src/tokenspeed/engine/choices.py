@@ -10,7 +10,7 @@ from tokenspeed.config import EngineConfig
 from tokenspeed.engine.accelerators import Accelerator
 from tokenspeed.engine.advice import how_to_get, left_out, parser_plugin
 from tokenspeed.engine.settings import DTYPES, KV_DTYPES, AttentionShape
-from tokenspeed.errors import NothingFitsError, PluginError
+from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
 from tokenspeed.interfaces.platform import Platform, PlatformContext
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
 from tokenspeed.plugins.registry import Contribution
@@ -35,6 +35,7 @@ __all__ = [
     "PHASES",
     "AttentionChoice",
     "AttentionUse",
+    "check_kv_store",
     "choose_attention",
     "choose_grammar_backend",
     "choose_kv_store",
@@ -365,6 +366,24 @@ def choose_kv_store(host: PluginHost, asked: str | None, platform: str) -> Choic
         active=host.active,
         excluded=host.broken,
     )
+
+
+def check_kv_store(choice: Choice[KVStoreSpec], options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let the chosen store's checker see the options of its plugin.
+
+    Raises:
+        ConfigError: what the checker refuses; PluginError: it failed itself, cause first.
+    """
+    if not choice.spec.checker:
+        return
+    try:
+        load_target(choice.spec.checker)(options.get(choice.winner.plugin, {}))
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise PluginError(
+            f"{innermost_cause(error)}\nthe options of KV store {choice.winner.name} cannot be checked"
+        ) from error
 
 
 def usable_kernels(host: PluginHost, platform: str, overrides: Mapping[str, str]) -> list[Contribution[KernelSpec]]:

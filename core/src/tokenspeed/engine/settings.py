@@ -23,6 +23,7 @@ __all__ = [
     "resolve_dtype",
     "resolve_limits",
     "resolve_parallel",
+    "tier_size",
 ]
 
 #: Values of ``--kvstore-write-policy``.
@@ -168,6 +169,12 @@ def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Plat
         disable_overlap_schedule=not defaults.overlap if overlap_off is None else overlap_off,
         max_step_ms=defaults.max_step_ms if config.max_step_ms is None else config.max_step_ms,
     )
+
+
+def tier_size(config: EngineConfig) -> tuple[float, int | None]:
+    """The host tier: ratio to the device's pages, and bytes, of which the second one counts where it is given; 0 and ``None`` for no host tier."""
+    default = 1.0 if config.kvstore is not None and config.kvstore_size is None else 0.0
+    return default if config.kvstore_ratio is None else config.kvstore_ratio, config.kvstore_size
 
 
 def _check_tiers(config: EngineConfig) -> None:

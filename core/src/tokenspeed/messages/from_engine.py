@@ -166,6 +166,7 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         plan: the verified plugin plan and selections, plain JSON.
         config: the effective settings, plain JSON.
+        host_pages: of the host tier, of all cache groups; 0 without one. It and the sizes are those of one rank.
     """
 
     max_model_len: int
@@ -179,6 +180,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     load_seconds: float
     plan: dict[str, Any]
     config: dict[str, Any]
+    host_pages: int = 0
+    host_bytes: int = 0
 
 
 class EngineReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):

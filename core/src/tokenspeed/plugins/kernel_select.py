@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
+from tokenspeed.errors import ConfigError, NothingFitsError, PluginError, UnusableChoiceError
 from tokenspeed.plugins.kernel_times import KernelTimes
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
@@ -200,7 +200,7 @@ class KernelRegistry:
         )
         if all(reasons.values()):
             text = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
-            raise PluginError(f"--kernel {operation}={named} cannot be used: {text}")
+            raise UnusableChoiceError(f"--kernel {operation}={named} cannot be used: {text}")
 
     def _fastest(
         self, choice: Choice[KernelSpec], candidates: Sequence[Contribution[KernelSpec]], request: KernelQuery

@@ -113,7 +113,8 @@ def check_spec(spec: AnySpec) -> str:
         return f"target of command {spec.name!r} is {spec.target!r}; it must be a module, 'package.module'"
     if isinstance(spec, PlatformSpec) and not _TARGET.fullmatch(spec.detect):
         return f"detect of {spec.name!r} is {spec.detect!r}; it must be 'package.module:function'"
-    if isinstance(spec, GrammarBackendSpec) and not _TARGET.fullmatch(spec.checker):
+    optional = isinstance(spec, KVStoreSpec) and not spec.checker
+    if isinstance(spec, (GrammarBackendSpec, KVStoreSpec)) and not optional and not _TARGET.fullmatch(spec.checker):
         return f"checker of {spec.name!r} is {spec.checker!r}; it must be 'package.module:function'"
     if isinstance(spec, ModelSpec) and not (spec.architectures or spec.gguf_architectures):
         return f"model {spec.name!r} names no architecture"

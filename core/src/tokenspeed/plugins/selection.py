@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
+from tokenspeed.errors import ConfigError, NothingFitsError, PluginError, UnusableChoiceError
 from tokenspeed.plugins.discovery import BUILTIN
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
@@ -131,7 +131,8 @@ def select(
 
     Raises:
         ConfigError: ``flag`` names nothing that is installed.
-        PluginError: nothing fits (``NothingFitsError``), the named one cannot run, or two plugins own the name.
+        PluginError: nothing fits (``NothingFitsError``), the named one cannot run (``UnusableChoiceError`` where ``flag`` names it), or two plugins own
+            the name.
     """
     verdicts = {c.name: _verdict(c, platform, active, fits, requirements) for c in candidates}
     if flag is not None:
@@ -144,7 +145,8 @@ def select(
     else:
         return _automatic(slot, candidates, verdicts, preferences, specificity, names, excluded, nothing_fits)
     if verdicts[winner.name].reasons:
-        raise PluginError(f"{slot} {winner.name} ({why}) cannot be used: {verdicts[winner.name].reasons}")
+        error = PluginError if flag is None else UnusableChoiceError
+        raise error(f"{slot} {winner.name} ({why}) cannot be used: {verdicts[winner.name].reasons}")
     losers = tuple(
         Loser(c.name, verdicts[c.name].reasons or "another was asked for") for c in candidates if c is not winner
     )

@@ -233,11 +233,14 @@ class KVStoreSpec(Spec):
 
     Attributes:
         durable: what was put outlives the engine process.
+        checker: ``"package.module:function"`` of a function ``(options) -> None`` that raises ``ConfigError`` for options of its plugin that the store
+            could not work with, or empty. It imports nothing heavy, changes nothing and waits for nobody: it is called before anything is loaded.
     """
 
     KIND: ClassVar[str] = "kv_store"
 
     durable: bool = True
+    checker: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,6 +235,59 @@ def test_explain_shows_the_built_ins_alone(run: Any) -> None:
     assert [plugin["name"] for plugin in plan["plugins"]] == ["builtin"]
 
 
+STORE = """
+@hookimpl
+def tokenspeed_kv_stores():
+    return [KVStoreSpec(name="shelf", target="shelf_parts:Shelf", checker="shelf_parts:check")]
+@hookimpl
+def tokenspeed_options():
+    return [OptionSpec(name="place", type=str, default="", help="where")]
+"""
+SHELF = """
+from tokenspeed.errors import ConfigError
+class Shelf: pass
+def check(options):
+    if options["place"] == "crash": raise OSError("no shelf")
+    if not options["place"]: raise ConfigError("give a place with --set shelf.place=WHERE")
+"""
+
+
+def test_explain_and_doctor_know_what_a_store_cannot_start_without(run: Any, folder: Any) -> None:
+    folder.add("shelf", STORE, modules={"shelf_parts": SHELF})
+    asked = ("explain", "toy", "--device", "cpu", "--kvstore", "shelf")
+    refused = run(*asked)
+    assert (refused.code, refused.err.strip()) == (2, "tokenspeed: give a place with --set shelf.place=WHERE")
+    assert "shelf:shelf 1.0" in run(*asked, "--set", "shelf.place=here").out
+    told = run("plugins", "doctor", "shelf")
+    assert told.code == 0
+    assert "warning  shelf: kv_store shelf cannot start as it is: give a place with --set" in told.out
+    assert "ok       shelf" in run("plugins", "doctor", "shelf", "--set", "shelf.place=here").out
+    broken = run("plugins", "doctor", "shelf", "--set", "shelf.place=crash")
+    assert broken.code == 1
+    assert "error    shelf: kv_store shelf: its checker raised OSError: no shelf" in broken.out
+
+
+def test_explain_of_the_file_store_without_its_directory_exits_as_serve_does(run: Any, tmp_path: Path) -> None:
+    pytest.importorskip("tokenspeed_plugin_kvstore_file", reason="kvstore-file is not installed")
+    asked = ("explain", "toy", "--device", "cpu", "--kvstore", "file")
+    refused = run(*asked)
+    assert refused.code == 2
+    assert "give a directory with --set kvstore-file.directory=PATH" in refused.err
+    assert run(*asked, "--set", f"kvstore-file.directory={tmp_path / 'pages'}").code == 0
+    assert not (tmp_path / "pages").exists(), "explain makes nothing"
+
+
+def test_what_a_flag_names_and_cannot_run_is_a_wrong_setting(run: Any, folder: Any) -> None:
+    """As a name that nobody has is: both exit with 2."""
+    folder.add(
+        "far",
+        "@hookimpl\ndef tokenspeed_attention_backends():\n    return [AttentionBackendSpec(name='far', target='m:F', platforms=('tpu',))]",
+    )
+    outcome = run("explain", "toy", "--device", "cpu", "--attention-backend", "far")
+    assert outcome.code == 2
+    assert "far:far (--attention-backend far) cannot be used: runs on tpu, not on cpu" in outcome.err
+
+
 def test_explain_of_an_architecture_that_nobody_serves_says_how_to_get_it(run: Any, tmp_path: Any) -> None:
     config = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -284,10 +337,42 @@ def test_a_malformed_question_about_kernels_exits_with_2(run: Any, arguments: st
     assert message in outcome.err
 
 
-def test_an_unknown_operation_names_the_nearest(run: Any) -> None:
-    outcome = run("kernels", "explain", "norm.rmsnorm", "--plugins", "none")
-    assert outcome.code == 1
-    assert "did you mean 'norm.rms_norm'" in outcome.err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("explain norm.rmsnorm", "did you mean 'norm.rms_norm'?; `tokenspeed kernels list` shows every operation"),
+        ("explain nrm.rms_norm", "no family of kernels is named 'nrm'; did you mean 'norm'?; families are attention, "),
+        ("bench gem.linear", "no family of kernels is named 'gem'; did you mean 'gemm'?"),
+        ("explain moe.route", "moe.route: no active plugin has a kernel for it"),
+        ("explain norm.rms_norm --dtype bf61", "--dtype: no element type 'bf61'; did you mean 'bf16'?"),
+        ("explain norm.rms_norm --dtype bfloat61", "did you mean 'bfloat16'"),
+        ("list nrm", "did you mean 'norm'?; families are attention, "),
+        ("list norm.rmsnorm", "no active plugin has a kernel for norm.rmsnorm; did you mean 'norm.rms_norm'?"),
+        ("explian norm.rms_norm", "invalid choice: 'explian'; did you mean 'explain'?"),
+        ("explain norm.rms_norm --objective latncy", "invalid choice: 'latncy'; did you mean 'latency'?"),
+    ],
+)
+def test_an_unknown_operation_family_or_element_type_names_the_nearest(run: Any, arguments: str, message: str) -> None:
+    outcome = run("kernels", *arguments.split(), "--plugins", "none")
+    assert outcome.code == 2
+    assert message in outcome.err
+
+
+def test_kernels_explain_takes_the_names_of_serve_for_element_types(run: Any) -> None:
+    for name in ("bf16", "bfloat16", "half", "float"):
+        assert run("kernels", "explain", "norm.rms_norm", "--plugins", "none", "--dtype", name).code == 0
+
+
+def test_the_two_explains_say_which_is_which(run: Any) -> None:
+    """One is asked about a model and answers with backends; the other about an operation and answers with a kernel."""
+    assert "tokenspeed explain MODEL" in " ".join(run("kernels", "--help").out.split())
+    assert "tokenspeed explain MODEL" in " ".join(run("kernels", "explain", "--help").out.split())
+    assert "tokenspeed kernels explain FAMILY.MODE" in " ".join(run("explain", "--help").out.split())
+    launched = run("kernels", "explain", "attention.decode", "--plugins", "none").out.splitlines()
+    assert launched[-1].endswith("tokenspeed explain MODEL says which backend that is")
+    assert "backend" not in run("kernels", "explain", "norm.rms_norm", "--plugins", "none").out
+    slots = run("explain", "toy", "--plugins", "none", "--device", "cpu").out
+    assert "tokenspeed kernels explain FAMILY.MODE" in slots
 
 
 def test_env_hides_secrets_and_names_versions(run: Any, monkeypatch: Any) -> None:
@@ -318,7 +403,7 @@ def test_kernels_bench_times_what_is_here_and_explain_shows_what_was_kept(run: A
         (("bench", "gemm.linear", "--shape", "width=3"), "gemm.linear has the sizes n, k"),
         (("bench", "gemm.linear", "--rows", "1,x"), "--rows 1,x: write numbers with commas"),
         (("bench", "gemm"), "write FAMILY.MODE"),
-        (("explain", "gemm.linear", "--dtype", "int7"), "invalid choice: 'int7'"),
+        (("explain", "gemm.linear", "--dtype", "int7"), "no element type 'int7'"),
     ],
 )
 def test_kernels_bench_and_explain_refuse_by_name(run: Any, arguments: tuple[str, ...], message: str) -> None:

@@ -138,6 +138,28 @@ def test_a_plugin_that_cannot_begin_in_the_server_ends_the_start_before_an_engin
     assert {line["pid"] for line in told(tmp_path / "seen")} == {process.pid}
 
 
+def test_what_the_engine_made_of_the_memory_is_printed_before_it_serves(site: Path, tmp_path: Path) -> None:
+    process = start(site, tmp_path / "seen", "--max-total-tokens", "1000", "--kvstore-ratio", "2")
+    printed = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            printed.append(" ".join(line.split()))
+            if line.startswith("Serving "):
+                break
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "kv pool 1000 tokens, 63 pages (--max-total-tokens)" in printed
+    assert "host tier 2 times the KV pool, write-through" in printed
+    pool, tier, sessions = printed[-4:-1]
+    assert pool.startswith("kv pool 63 pages of 16 tokens: 1008 tokens, ")
+    assert tier.startswith("host tier 126 pages, ")
+    assert sessions == "sessions keep at most 31 pages between their turns (50 %)"
+
+
 @pytest.mark.parametrize("flag", ["--tokenizer", "--chat-template"])
 def test_a_missing_file_is_told_before_the_engine_is_launched(
     flag: str, run: Any, monkeypatch: pytest.MonkeyPatch

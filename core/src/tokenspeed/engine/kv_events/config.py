@@ -9,7 +9,7 @@ import msgspec
 from tokenspeed.config import EngineConfig
 from tokenspeed.errors import ConfigError
 
-__all__ = ["LOOPBACK", "KVEventsConfig", "check_kv_events", "kv_events_of", "parse_kv_events_config"]
+__all__ = ["LOOPBACK", "KVEventsConfig", "binds", "check_kv_events", "kv_events_of", "parse_kv_events_config"]
 
 _FLAG = "--kv-events-config"
 #: The largest number that ZeroMQ takes for a queue.
@@ -78,6 +78,11 @@ def parse_kv_events_config(text: str) -> KVEventsConfig:
             f"{_FLAG}: publisher is zmq but no events are recorded; add enable_kv_cache_events, or leave publisher out"
         )
     return config
+
+
+def binds(endpoint: str) -> bool:
+    """Whether the publisher binds an endpoint that is given; otherwise it connects."""
+    return endpoint.startswith("ipc://") or "*" in endpoint or "::" in endpoint
 
 
 def kv_events_of(config: EngineConfig) -> KVEventsConfig | None:
