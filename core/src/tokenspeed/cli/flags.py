@@ -187,7 +187,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         name="session-retain-percent",
         group="memory",
         help="share of the device's KV pool that sessions (session_id, retain_s) may keep between their turns",
-        read=count(0),
+        read=count(0, 100),
         metavar="PERCENT",
     ),
     Flag(

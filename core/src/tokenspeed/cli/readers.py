@@ -20,10 +20,11 @@ def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             raise ValueError(f"{text!r} is not a whole number") from None
+        accepted = "" if maximum is None else f" (accepted: {minimum} to {maximum})"
         if value < minimum:
-            raise ValueError(f"{value} is below {minimum}")
+            raise ValueError(f"{value} is below {minimum}{accepted}")
         if maximum is not None and value > maximum:
-            raise ValueError(f"{value} is above {maximum}")
+            raise ValueError(f"{value} is above {maximum}{accepted}")
         return value
 
     return read
@@ -55,7 +56,8 @@ def size_in_bytes(text: str) -> int:
     try:
         return count(1)(digits) << shift
     except ValueError as error:
-        raise ValueError(f"{error}; write bytes, or a whole number of K, M, G or T") from None
+        at_fault = f"{text!r} is below 1 byte" if digits[:1] == "-" else str(error)
+        raise ValueError(f"{at_fault}; write bytes, or a whole number of K, M, G or T, for example 8G") from None
 
 
 def or_none(text: str) -> str | None:

@@ -143,7 +143,7 @@ def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Plat
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
             need = f"at most {high}" if value > high else f"at least {low}"
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be {need}")
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be {need} (accepted: {low} to {high})")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(
             f"--gpu-memory-utilization {config.gpu_memory_utilization:g}: it must be above 0 and at most 1"

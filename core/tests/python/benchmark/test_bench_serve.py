@@ -120,6 +120,13 @@ def test_agent_turns_carry_the_whole_history(server: ScriptedServer, capsys: pyt
     assert "hit rate" in capsys.readouterr().out
 
 
+def test_lines_for_a_pipe_are_not_broken(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(server.port, "--num-prompts", "2", "--warmup", "0", "--request-rate", "123456") == 0
+    head = capsys.readouterr().out.splitlines()[0]
+    assert len(head) > 80
+    assert head.endswith("sessions/s")
+
+
 def test_a_refusing_server_is_an_error(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.refuse = True
     assert invoke(server.port, "--num-prompts", "2", "--warmup", "0", "--model", "m", "--json") == 1

@@ -332,13 +332,17 @@ def test_an_empty_key_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--num-threads", "100000000"), "--num-threads: 100000000 is above 1024"),
+        (("--num-threads", "100000000"), "--num-threads: 100000000 is above 1024 (accepted: 0 to 1024)"),
         (("--kv-cache-memory-bytes", "4Q"), "K, M, G or T"),
-        (("--kvstore-size", "-5G"), "--kvstore-size: -5 is below 1; write bytes, or a whole number of K, M, G or T"),
+        (
+            ("--kvstore-size", "-5G"),
+            "--kvstore-size: '-5G' is below 1 byte; write bytes, or a whole number of K, M, G or T",
+        ),
         (("--kvstore-ratio", "-1e3"), "--kvstore-ratio: -1e3 must be at least 0"),
         (("--session-retain-percent", "-.5"), "--session-retain-percent: '-.5' is not a whole number"),
         (("--seed", "-tp"), "--seed: expected one argument; a value that begins with - follows"),
-        (("--kvstore-size=-5G", "--seed=1"), "-5 is below 1; write bytes, or a whole number of K, M, G or T"),
+        (("--kvstore-size=-5G", "--seed=1"), "--kvstore-size: '-5G' is below 1 byte"),
+        (("--kvstore-size", "0"), "--kvstore-size: 0 is below 1; write bytes"),
         (("--kvstore-ratio", "inf"), "--kvstore-ratio: inf is not a finite number"),
         (("--kvstore-ratio", "nan"), "--kvstore-ratio: nan is not a finite number"),
         (("--kvstore-write-policy", "write-trough"), "invalid choice: 'write-trough'; did you mean 'write-through'"),

@@ -410,3 +410,34 @@ def test_kernels_bench_and_explain_refuse_by_name(run: Any, arguments: tuple[str
     refused = run("kernels", *arguments, *(("--device", "cpu") if arguments[0] == "bench" else ()))
     assert refused.code == 2
     assert message in refused.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--kvstore-ratio", "1e30"), "--kvstore-ratio 1e+30: it must be at most 1000000 (accepted: 0 to 1000000)"),
+        (
+            ("--prefetch-threshold", "9" * 20),
+            f"--prefetch-threshold {'9' * 20}: it must be at most 1073741824 (accepted: 1 to",
+        ),
+        (
+            ("--kvstore-size", "-5G"),
+            "--kvstore-size: '-5G' is below 1 byte; write bytes, or a whole number of K, M, G or T",
+        ),
+        (
+            ("--kvstore-size", "9999999999T"),
+            "it must be at most 4611686018427387904 (accepted: 1 to 4611686018427387904)",
+        ),
+        (
+            ("--kv-events-config", '{"enable_kv_cache_events": true, "hwm": 99999999999999}'),
+            "--kv-events-config: hwm is 99999999999999; it must be at most 2147483647 (accepted: 0 to 2147483647)",
+        ),
+        (("--session-retain-percent", "101"), "--session-retain-percent: 101 is above 100 (accepted: 0 to 100)"),
+    ],
+)
+def test_a_number_out_of_range_exits_with_2_naming_flag_and_range(
+    run: Any, flags: tuple[str, str], message: str
+) -> None:
+    outcome = run("explain", "toy", "--device", "cpu", *flags)
+    assert outcome.code == 2
+    assert message in outcome.err

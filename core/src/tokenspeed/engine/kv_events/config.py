@@ -64,7 +64,7 @@ def parse_kv_events_config(text: str) -> KVEventsConfig:
     for name, least in (("buffer_steps", 1), ("hwm", 0), ("max_queue_size", 1)):
         if not least <= (value := getattr(config, name)) <= _MOST:
             need = f"at least {least}" if value < least else f"at most {_MOST}"
-            raise ConfigError(f"{_FLAG}: {name} is {value}; it must be {need}")
+            raise ConfigError(f"{_FLAG}: {name} is {value}; it must be {need} (accepted: {least} to {_MOST})")
     for name in ("endpoint", "replay_endpoint"):
         address: str | None = getattr(config, name)
         if address is not None and not address.startswith(("tcp://", "ipc://")):
