@@ -110,11 +110,11 @@ class TagTexts:
         self._put(format["token"])
 
     def _regex(self, format: Format) -> None:
-        text = ""
-        for _ in range(5):  # names that are drawn should differ
-            text = self._draw(st.from_regex(re.compile(format["pattern"], re.ASCII), fullmatch=True))
-            if text not in self._drawn:
-                break
+        pattern = re.compile(format["pattern"], re.ASCII)
+        text = self._draw(st.from_regex(pattern, fullmatch=True))
+        other = f"{text}{len(self._drawn)}"
+        if text in self._drawn and pattern.fullmatch(other):  # names that are drawn should differ
+            text = other
         self._drawn.add(text)
         self._put(text)
 
