@@ -29,6 +29,7 @@ Scheduler::Scheduler(SchedulerConfig config)
       pages_(config_.groups[0].num_pages),
       slots_(config_.max_num_seqs),
       host_(config_.groups[0].host_pages, events_),
+      evicted_pages_(int64_t{config_.groups[0].num_pages} + config_.groups[0].host_pages),
       occupancy_(static_cast<size_t>(config_.max_num_seqs), 0) {
   for (ExecutionPlan& plan : plans_) plan.Reserve(config_);
   decoding_.reserve(static_cast<size_t>(config_.max_num_seqs));
@@ -239,6 +240,7 @@ PageLease Scheduler::TakePage() {
 void Scheduler::EvictOne(PageLease& page) {
   PrefixTree::Evicted evicted = tree_.EvictOne();
   events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
+  evicted_pages_.Add(evicted.hash);
   page = std::move(evicted.page);
 }
 
@@ -260,6 +262,7 @@ int32_t Scheduler::FlushCache() {
   }
   while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second, false);
   host_.Flush(!all);
+  evicted_pages_.Clear();
   if (all && device + host > 0) events_.Cleared();
   return device + host;
 }

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/evicted_pages.h"
 #include "cache/host_cache.h"
 #include "cache/kv_events.h"
 #include "cache/page_pool.h"
@@ -166,6 +167,8 @@ class Scheduler {
   void LoadBack(Request& request, Residence& residence, int32_t from, int32_t to);
   void MeasureRoom();
   [[nodiscard]] int32_t MatchLimit(const Request& request) const;
+  // Why its prefix in the cache ends after `reach` pages.
+  [[nodiscard]] HitCut CutOf(const Request& request, int32_t reach) const;
   [[nodiscard]] int32_t GrowthPages(const Request& request) const;
 
   // ---- scheduler_advance.cpp ----
@@ -199,9 +202,17 @@ class Scheduler {
   struct Session {
     std::vector<PageHash> hashes;  // of its last turn
     std::vector<int32_t> tokens;   // of those pages, where events tell of them
+    PageHash tenant;               // whose pages it can share: salt and adapter
     int64_t adapter;
     int64_t until_us;
   };
+  struct Tenant {
+    int64_t pages = 0;                            // kept for its sessions
+    std::set<std::pair<int64_t, int64_t>> ends;  // of these, as session_ends_
+  };
+  // False where `pages` more of that tenant are too many; else sessions have given way.
+  bool MakeRoomForSession(const PageHash& tenant, int64_t pages);
+  void CountSession(const PageHash& tenant, int64_t pages, std::pair<int64_t, int64_t> end, bool kept);
   void RetainSession(Request& request, FinishReason reason);
   void ExpireSessions();
   void ForgetSession(int64_t id, bool expired);
@@ -238,6 +249,7 @@ class Scheduler {
   PagePool pages_;
   SlotPool slots_;
   HostCache host_;
+  EvictedPages evicted_pages_;
   PrefixTree tree_;
   InflightPrefixes inflight_prefixes_;
 
@@ -270,6 +282,8 @@ class Scheduler {
   std::deque<Deadline> fetch_deadlines_;  // the earliest first: all wait equally long
   std::unordered_map<int64_t, Session> sessions_;
   std::set<std::pair<int64_t, int64_t>> session_ends_;  // (until_us, session)
+  std::map<PageHash, Tenant> tenants_;                       // those with sessions
+  std::set<std::pair<int64_t, PageHash>> tenants_by_pages_;  // (pages, tenant)
   int64_t retained_pages_ = 0;
   std::vector<PendingSession> pending_sessions_;  // to be brought up by a plan that has room
   std::vector<int64_t> reloaded_;         // told of by the next plan

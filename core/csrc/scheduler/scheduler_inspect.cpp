@@ -1,4 +1,5 @@
 // Looking at a scheduler from outside: statistics, one request, and the invariants.
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
@@ -54,6 +55,7 @@ std::optional<RequestInfo> Scheduler::InfoOf(int64_t id) const {
   info.cached_tokens = request.cached_tokens < 0 ? 0 : request.cached_tokens;
   info.host_tokens = request.host_tokens;
   info.storage_tokens = request.storage_tokens;
+  info.hit_cut = request.hit_cut;
   info.retractions = request.retractions;
   info.queued_us = request.queued_us;
   info.first_scheduled_us = request.first_scheduled_us;
@@ -94,9 +96,18 @@ void Scheduler::CheckIntegrity() const {
   for (const PendingWrite& write : pending_writes_) ++writes[Find(write.owner)];
   host_.CheckIntegrity(host_pins);
   int64_t retained = 0;
+  std::map<PageHash, int64_t> by_tenant;
   for (const auto& [id, session] : sessions_) {
-    retained += static_cast<int64_t>(session.hashes.size());
+    const auto pages = static_cast<int64_t>(session.hashes.size());
+    retained += pages;
+    by_tenant[session.tenant] += pages;
     require(session_ends_.contains({session.until_us, id}), "the end of a session is not known");
+    const auto tenant = tenants_.find(session.tenant);
+    require(tenant != tenants_.end() && tenant->second.ends.contains({session.until_us, id}), "a session is not among its tenant's");
+  }
+  require(by_tenant.size() == tenants_.size() && by_tenant.size() == tenants_by_pages_.size(), "a tenant without sessions is kept");
+  for (const auto& [tenant, pages] : by_tenant) {
+    require(tenants_.at(tenant).pages == pages && tenants_by_pages_.contains({pages, tenant}), "the pages of a tenant are miscounted");
   }
   require(retained == retained_pages_ && session_ends_.size() == sessions_.size(), "sessions are miscounted");
 

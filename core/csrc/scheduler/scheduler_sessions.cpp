@@ -14,35 +14,70 @@ constexpr int64_t kSessionPatienceUs = 1'000'000;  // what a prefetch waits for 
 // REQUIRES: no step of it in flight; it still has its pages.
 //
 // A rank, not a lock: when nothing else is left these pages go as well, and the host has them. All sessions together keep a bounded
-// share of the pool, the one that ends first gives way, so nobody holds the cache by asking for long times.
+// share of the pool, so nobody holds the cache by asking for long times; nobody holds that share either (MakeRoomForSession).
 void Scheduler::RetainSession(Request& request, FinishReason reason) {
   const bool good = reason == FinishReason::kStop || reason == FinishReason::kLength;
   if (request.session < 0 || !good || !config_.enable_prefix_caching) return;
   ForgetSession(request.session, false);  // the turn before is part of this one, or was another's
   const Residence& residence = *ResidenceOf(request.state);
   const int32_t pages = residence.prefix.depth();
-  const int64_t bound = int64_t{pages_.total()} * config_.retain_percent / 100;
-  if (request.retain_us <= 0 || pages == 0 || pages > bound) return;
-  while (retained_pages_ + pages > bound) ForgetSession(session_ends_.begin()->second, false);
+  if (request.retain_us <= 0 || pages == 0) return;
+  if (!MakeRoomForSession(request.seed, pages)) return;
 
-  Session session{{request.hashes.begin(), request.hashes.begin() + pages}, {}, request.adapter, now_us_ + request.retain_us};
+  Session session{{request.hashes.begin(), request.hashes.begin() + pages}, {}, request.seed, request.adapter, now_us_ + request.retain_us};
   if (events_.on()) {
     session.tokens.resize(static_cast<size_t>(pages) * static_cast<size_t>(page_size_));
     request.CopyTokens(0, pages * page_size_, session.tokens.data());
   }
   tree_.Keep(residence.prefix, session.until_us);
   if (host_.on() && MissingOnHost(residence.prefix, 0) > 0) QueueWrite(&request, residence.prefix, 0);
-  retained_pages_ += pages;
-  session_ends_.emplace(session.until_us, request.session);
+  CountSession(session.tenant, pages, {session.until_us, request.session}, true);
   sessions_.emplace(request.session, std::move(session));
+}
+
+// Whoever would keep the most then gives way, first the session that ends first: many sessions of one tenant, or long times of theirs,
+// do not push out another's few. One that would keep more than any other and still not fit is not kept.
+bool Scheduler::MakeRoomForSession(const PageHash& tenant, int64_t pages) {
+  const int64_t bound = int64_t{pages_.total()} * config_.retain_percent / 100;
+  const auto own = tenants_.find(tenant);
+  const int64_t kept = own == tenants_.end() ? 0 : own->second.pages;
+  const auto largest_other = [&] {
+    return std::find_if(tenants_by_pages_.rbegin(), tenants_by_pages_.rend(), [&](const auto& entry) { return !(entry.second == tenant); });
+  };
+  const auto other = largest_other();
+  const int64_t others_most = other == tenants_by_pages_.rend() ? 0 : other->first;
+  if (pages > bound || (pages >= others_most && retained_pages_ - kept + pages > bound)) return false;
+  while (retained_pages_ + pages > bound) {
+    const auto most = largest_other();
+    const auto mine = tenants_.find(tenant);
+    const int64_t with_new = pages + (mine == tenants_.end() ? 0 : mine->second.pages);
+    const bool other_gives = mine == tenants_.end() || (most != tenants_by_pages_.rend() && most->first > with_new);
+    ForgetSession((other_gives ? tenants_.at(most->second) : mine->second).ends.begin()->second, false);
+  }
+  return true;
+}
+
+void Scheduler::CountSession(const PageHash& tenant, int64_t pages, std::pair<int64_t, int64_t> end, bool kept) {
+  Tenant& entry = tenants_[tenant];
+  tenants_by_pages_.erase({entry.pages, tenant});
+  entry.pages += kept ? pages : -pages;
+  retained_pages_ += kept ? pages : -pages;
+  if (kept) {
+    session_ends_.insert(end);
+    entry.ends.insert(end);
+  } else {
+    session_ends_.erase(end);
+    entry.ends.erase(end);
+  }
+  if (entry.ends.empty()) tenants_.erase(tenant);
+  else tenants_by_pages_.emplace(entry.pages, tenant);
 }
 
 void Scheduler::ForgetSession(int64_t id, bool expired) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
   tree_.Unkeep(found->second.hashes, expired);
-  retained_pages_ -= static_cast<int64_t>(found->second.hashes.size());
-  session_ends_.erase({found->second.until_us, id});
+  CountSession(found->second.tenant, static_cast<int64_t>(found->second.hashes.size()), {found->second.until_us, id}, false);
   sessions_.erase(found);
 }
 

@@ -134,11 +134,6 @@ class Tiers:
             self._scheduler.cache_done(np.array(numbers, dtype=np.int64), np.array(pages, dtype=np.int32))
         return bool(ended)
 
-    def origin(self, number: int) -> tuple[int, int]:
-        """Of a request's cached tokens: how many the host tier gave, and of those the store."""
-        info = self._scheduler.request_info(number)
-        return (0, 0) if info is None else (info.host_tokens, info.storage_tokens)
-
     def loads(self, plan: ExecutionPlan) -> tuple[Load, ...]:
         """Load-backs that rows of ``plan`` need."""
         rows = plan.load_back_row

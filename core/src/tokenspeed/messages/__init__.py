@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenspeed.messages.codec import decode_from_engine, decode_to_engine, encode
 from tokenspeed.messages.from_engine import (
+    HIT_CUTS,
     ControlReply,
     EngineFailed,
     EngineInfo,
@@ -29,6 +30,7 @@ from tokenspeed.messages.to_engine import (
 
 __all__ = [
     "DEFAULT_NEW_TOKENS",
+    "HIT_CUTS",
     "AbortRequest",
     "ControlReply",
     "ControlRequest",

@@ -158,6 +158,7 @@ async def test_a_session_is_brought_up_and_released_by_its_tenant_only() -> None
         metrics = await server.metrics()
         assert "tokenspeed:sessions 1.0" in metrics
         assert "tokenspeed:retained_pages 2.0" in metrics
+        assert 'tokenspeed:prefix_hits_cut_total{reason="evicted"} 0.0' in metrics
         assert (await server.http.delete("/v1/sessions/s", headers=salt)).json() == {"session_id": "s", "pages": 2}
         assert (await server.http.delete("/v1/sessions/s", headers=salt)).status_code == 404
 
