@@ -148,7 +148,8 @@ def _request(args: argparse.Namespace) -> KernelRequest:
     family, dot, mode = args.operation.partition(".")
     if not dot or not mode:
         raise ConfigError(
-            f"kernels {args.kernels_command} {args.operation}: write FAMILY.MODE, for example norm.rms_norm"
+            f"kernels {args.kernels_command} {args.operation}: write FAMILY.MODE, for example norm.rms_norm; "
+            "`tokenspeed kernels list` shows every operation"
         )
     plain = args.kernels_command == "bench"
     return KernelRequest(

@@ -325,7 +325,10 @@ def test_kernels_list_and_explain_without_the_device(run: Any, folder: Any) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("explain norm", "write FAMILY.MODE"),
+        (
+            "explain norm",
+            "write FAMILY.MODE, for example norm.rms_norm; `tokenspeed kernels list` shows every operation",
+        ),
         ("explain norm.rms_norm --shape m", "write NAME=N"),
         ("explain norm.rms_norm --capability x", "write numbers with dots"),
         ("list nrm", "no active plugin has a kernel for nrm"),
