@@ -1,4 +1,4 @@
-"""The parser that the documentation writes passes the suite that it names, every test of it."""
+"""The parser that the documentation writes passes the suite that it names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ def example() -> dict[str, Any]:
 
 
 FOUND = example()
-TESTS = [name for name in dir(FOUND["TestFn"]) if name.startswith("test_") and "ten_thousand" not in name]
+#: Each rule; how long they take is asked of the families.
+TESTS = [
+    name for name in dir(FOUND["TestFn"]) if name.startswith("test_") and not re.search("ten_thousand|time_is", name)
+]
 
 
 def test_the_example_is_there() -> None:
     assert FOUND["FnToolParser"].structural_tag([{"function": {"name": "f"}}], required=True, parallel=True)
-    assert len(TESTS) > 10
+    assert "test_what_a_structural_tag_lets_through_is_read_as_calls" in TESTS
 
 
 @pytest.mark.parametrize("name", TESTS)
