@@ -133,6 +133,14 @@ def _collisions(host: PluginHost) -> Iterator[Finding]:
     for (kind, key), claims in sorted(owners.items()):
         if len({c.plugin for c in claims}) > 1:
             names = " and ".join(c.name for c in claims)
+            ours = [c for c in claims if c.first_party]
+            if len(ours) == 1:
+                for c in claims:
+                    if c is not ours[0]:
+                        text = f"{kind} {key} of {c.name} means {ours[0].name}, which is first-party"
+                        name = key.rpartition("=")[2]  # of a kernel, what follows its operation
+                        yield _finding("warning", c.plugin, text, f"write {c.plugin}:{name} for this one")
+                continue
             for c in claims:
                 yield _finding(
                     "warning", c.plugin, f"{kind} {key} belongs to {names}", "write the one you mean in full"

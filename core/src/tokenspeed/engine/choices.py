@@ -15,7 +15,7 @@ from tokenspeed.interfaces.platform import Platform, PlatformContext
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
-from tokenspeed.plugins.selection import Choice, Need, load_target, select
+from tokenspeed.plugins.selection import Choice, Need, load_target, owners, select
 from tokenspeed.plugins.specs import (
     AttentionBackendSpec,
     GrammarBackendSpec,
@@ -402,11 +402,15 @@ def usable_kernels(host: PluginHost, platform: str, overrides: Mapping[str, str]
             requirements[spec.requires] = not missing_requirements(spec.requires)
         return requirements[spec.requires]
 
+    kernels: dict[str, list[Contribution[KernelSpec]]] = {}
+    for c in host.registry.specs("kernel"):
+        kernels.setdefault(f"{c.spec.family}.{c.spec.mode}", []).append(c)
     running = [c for c in host.registry.specs("kernel") if runs(c)]
     served = {(c.spec.family, c.spec.mode) for c in running if c.automatic and (c.named or not c.spec.opt_in)}
 
     def taken(c: Contribution[KernelSpec]) -> bool:
-        if overrides.get(f"{c.spec.family}.{c.spec.mode}") in (c.spec.name, c.name):
+        operation = f"{c.spec.family}.{c.spec.mode}"
+        if operation in overrides and c in owners(kernels[operation], overrides[operation]):
             return True
         if c.spec.opt_in and not c.named:
             return False

@@ -266,7 +266,9 @@ class PluginHost:
         for name in self.active:
             record = self.records[name]
             automatic = record.first_party or name in asked
-            record.contributions = tuple(replace(c, automatic=automatic) for c in record.contributions)
+            record.contributions = tuple(
+                replace(c, automatic=automatic, first_party=record.first_party) for c in record.contributions
+            )
             self.registry.add(record.contributions)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from tokenspeed.errors import ConfigError
@@ -80,14 +80,16 @@ def resolve_options(
         ConfigError: an unknown plugin or option (the nearest is named), or a value that does not pass.
     """
     specs: dict[str, dict[str, OptionSpec]] = {}
+    ours: set[str] = set()
     for c in declared:
         specs.setdefault(c.plugin, {})[c.spec.name] = c.spec
+        ours |= {c.plugin} if c.first_party else set()
     values = {plugin: {name: spec.default for name, spec in options.items()} for plugin, options in specs.items()}
     for key, text in given.items():
         name, dot, option = key.rpartition(".")
         if not dot or not name or not option:
             raise ConfigError(f"--set {key}={text}: write PLUGIN.OPTION=VALUE")
-        plugin = _one_plugin(f"--set {key}", name, specs, list(inactive))
+        plugin = _one_plugin(f"--set {key}", name, specs, list(inactive), ours)
         spec = specs[plugin].get(option)
         if spec is None:
             known = ", ".join(sorted(specs[plugin]))
@@ -127,8 +129,10 @@ def hide_given(declared: Iterable[Contribution[OptionSpec]], given: Mapping[str,
     return {key: shown(key, text) for key, text in given.items()}
 
 
-def _one_plugin(what: str, name: str, specs: Mapping[str, Any], inactive: list[str]) -> str:
+def _one_plugin(what: str, name: str, specs: Mapping[str, Any], inactive: list[str], ours: Collection[str]) -> str:
+    """The plugin that ``name`` means; a short name of one in ``ours`` stays its own."""
     found = _find_plugin(name, specs)
+    found = [plugin for plugin in found if plugin in ours] or found
     if len(found) == 1:
         return found[0]
     if found:

@@ -65,6 +65,7 @@ class Contribution(Generic[S]):
         automatic: automatic choice may take it without being forced to: it is first-party, named in ``--plugins``, or needed by one that is.
         named: its plugin is named in ``--plugins``; it ranks as ``Priority.PLUGIN`` and its ``opt_in`` does not hold it back.
         off: why it is turned off whatever is chosen, or empty.
+        first_party: its plugin is of this project; a name that such a one has stays its own, whatever is installed beside it.
     """
 
     plugin: str
@@ -72,6 +73,7 @@ class Contribution(Generic[S]):
     automatic: bool = True
     named: bool = False
     off: str = ""
+    first_party: bool = True
 
     @property
     def name(self) -> str:

@@ -195,6 +195,21 @@ def test_doctor_collects_what_is_wrong_and_what_plugins_say(run: Any, demo: Any)
     assert run("plugins", "doctor", "demo").code == 0
 
 
+def test_doctor_tells_a_third_party_that_its_name_means_a_first_party_plugin(run: Any, folder: Any) -> None:
+    kernel = "KernelSpec(name='torch', family='norm', mode='rms_norm', target='acme_kernels:rms')"
+    folder.add(
+        "acme",
+        f"@hookimpl\ndef tokenspeed_kernels():\n    return [{kernel}]",
+        modules={"acme_kernels": "def rms(x): return x"},
+    )
+    outcome = run("plugins", "doctor", "acme")
+    assert outcome.out.splitlines() == [
+        "warning  acme: kernel norm.rms_norm=torch of acme:torch means builtin:torch, which is first-party",
+        "           write acme:torch for this one",
+    ]
+    assert run("plugins", "doctor", "builtin").out.startswith("ok ")
+
+
 def test_doctor_imports_what_a_user_could_select(run: Any, folder: Any) -> None:
     folder.add(
         "deep",

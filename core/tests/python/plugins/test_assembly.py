@@ -132,10 +132,50 @@ def test_the_narrower_model_spec_wins(core: Any) -> None:
 
 
 def test_two_equal_model_specs_are_an_error_naming_both(core: Any) -> None:
-    core.folder.add("twin", model_plugin("twin", "architectures=('MiniForCausalLM',)"))
-    with pytest.raises(PluginError, match="builtin:mini and twin:twin"):
-        core.assemble("+twin")
-    assert core.assemble().model_spec.name == "mini"
+    core.folder.add("twin", model_plugin("twin", "architectures=('MiniForCausalLM',)"), first_party=True)
+    with pytest.raises(
+        PluginError, match=r"builtin:mini and twin:twin claim the same place; put one first with --plugins \+twin"
+    ):
+        core.assemble()
+    for plugins in ("+twin", "twin"):
+        assert core.assemble(plugins).model_spec.name == "twin"
+    assert core.assemble("-twin").model_spec.name == "mini"
+
+
+@pytest.mark.parametrize("priority", ["PORTABLE", "PERFORMANT", "SPECIALIZED", "PLUGIN"])
+def test_a_third_party_model_wins_its_architecture_where_plugins_names_it(core: Any, priority: str) -> None:
+    more = f"architectures=('MiniForCausalLM',), priority=Priority.{priority}"
+    core.folder.add("models-acme", model_plugin("granite", more))
+    assert core.assemble().choices["model"].winner.name == "builtin:mini"
+    for plugins in ("+models-acme", "models-acme"):
+        choice = core.assemble(plugins).choices["model"]
+        assert (choice.winner.name, choice.why) == ("models-acme:granite", "named in --plugins")
+        assert choice.losers[0].reason == "--plugins names models-acme"
+
+
+def test_a_third_party_model_that_is_named_comes_after_a_more_specific_one(core: Any) -> None:
+    core.folder.add(
+        "narrow", model_plugin("narrow", "architectures=('MiniForCausalLM',), model_type='mini'"), first_party=True
+    )
+    core.folder.add("models-acme", model_plugin("granite", "architectures=('MiniForCausalLM',)"))
+    assert core.assemble("+models-acme").model_spec.name == "narrow"
+
+
+def test_installing_a_parser_with_a_first_party_name_changes_no_command_line(core: Any) -> None:
+    before = core.assemble(arguments={"tool_call_parser": "plain"})
+    core.folder.add(
+        "models-acme",
+        "@hookimpl\ndef tokenspeed_tool_parsers():\n"
+        "    return [ToolParserSpec(name='acme', target='mini_parts:Parser', aliases=('plain',))]\n"
+        "@hookimpl\ndef tokenspeed_kernels():\n"
+        "    return [KernelSpec(name='torch', family='norm', mode='rms_norm', target='mini_parts:rms', opt_in=True)]\n",
+    )
+    after = core.assemble(arguments={"tool_call_parser": "plain"})
+    assert after.plan == before.plan
+    full = core.assemble(arguments={"tool_call_parser": "models-acme:plain"})
+    assert full.choices["tool_parser"].winner.name == "models-acme:acme"
+    override = core.assemble(kernel_overrides={"norm.rms_norm": "torch"})
+    assert [plugin.name for plugin in override.plan.plugins] == ["builtin"]
 
 
 def test_a_gguf_file_is_served_only_where_its_architecture_is_declared(core: Any) -> None:
