@@ -125,7 +125,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
     Flag(
         name="kv-cache-memory-bytes",
         group="memory",
-        help="memory of the KV pool, for example 4G",
+        help="memory of the KV pool of each process, for example 4G",
         read=size_in_bytes,
         metavar="BYTES",
         default="the platform decides",

@@ -8,8 +8,16 @@ from collections.abc import Callable
 __all__ = ["DTYPES", "KV_DTYPES", "count", "dtype", "number", "or_none", "size_in_bytes"]
 
 #: What ``dtype`` reads for ``--dtype``, and for ``--kv-cache-dtype``.
-DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16", "half", "float")
 KV_DTYPES = (*DTYPES, "fp8", "fp8_e4m3")
+_SPELLINGS = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "float": "float32",
+    "fp8_e4m3": "fp8",
+}
 
 
 def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
@@ -66,5 +74,5 @@ def or_none(text: str) -> str | None:
 
 
 def dtype(text: str) -> str:
-    """Reads a dtype by its long name, or by vLLM's ``half``, ``float`` and ``fp8_e4m3``."""
-    return {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}.get(text, text)
+    """Reads a dtype by its long name, its short one (``bf16``), or vLLM's ``half``, ``float`` and ``fp8_e4m3``."""
+    return _SPELLINGS.get(text, text)

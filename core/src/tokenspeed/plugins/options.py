@@ -10,7 +10,7 @@ from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.specs import OptionSpec
 
-__all__ = ["check_option", "hide_given", "hide_values", "parse_option", "resolve_options"]
+__all__ = ["check_option", "hide_given", "hide_values", "option_owner", "parse_option", "resolve_options"]
 
 #: What is shown instead of a secret.
 _HIDDEN = "***"
@@ -101,6 +101,13 @@ def resolve_options(
         except ValueError as error:
             raise ConfigError(f"--set {key}: the value {error}") from None
     return values
+
+
+def option_owner(key: str, declared: Iterable[Contribution[OptionSpec]]) -> str:
+    """The plugin that ``key`` (``plugin.option``) means. Raises ``ConfigError`` as ``resolve_options`` does."""
+    own = list(declared)
+    name = key.rpartition(".")[0]
+    return _one_plugin(f"--set {key}", name, {c.plugin: c for c in own}, [], {c.plugin for c in own if c.first_party})
 
 
 def hide_values(

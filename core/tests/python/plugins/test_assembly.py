@@ -72,7 +72,15 @@ def test_assembling_the_resolved_settings_again_gives_the_same_plan(core: Any) -
         ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype fp4: choose from auto, float32, bfloat16, float16, fp8"),
         ({"dtype": "fp8"}, "--dtype fp8: choose from auto, float32, bfloat16, float16"),
         ({"cudagraph_capture_sizes": (1, 2)}, "captures no graphs"),
-        ({"parallel": ParallelConfig(tensor_parallel_size=3)}, "does not divide the model's 4 attention heads"),
+        ({"parallel": ParallelConfig(tensor_parallel_size=3)}, "4 query heads over 2 KV heads cannot be dealt out"),
+        ({"parallel": ParallelConfig(tensor_parallel_size=8)}, "sizes that work: 1, 2, 4"),
+        (
+            {"kvstore_write_policy": "selective"},
+            "--kvstore-write-policy selective: it has no effect without a host tier",
+        ),
+        ({"prefetch_threshold": 5}, "--prefetch-threshold 5: it has no effect without a KV store, which --kvstore"),
+        ({"prefetch_threshold": 5, "kvstore_ratio": 1.0}, "without a KV store"),
+        ({"kvstore_timeout_ms": 9.0}, "--kvstore-timeout-ms 9: it has no effect without a KV store"),
         ({"parallel": ParallelConfig(tensor_parallel_size=2, attn_tp_size=1)}, "--attn-tp-size 1"),
         ({"parallel": ParallelConfig(tensor_parallel_size=2, dense_tp_size=4)}, "--dense-tp-size 4"),
         ({"parallel": ParallelConfig(tensor_parallel_size=2, moe_tp_size=1)}, "--moe-tp-size 1"),
@@ -88,6 +96,63 @@ def test_a_wrong_setting_is_refused_by_its_flag(core: Any, config: dict[str, Any
     with pytest.raises(ConfigError) as error:
         core.assemble(**config)
     assert message in str(error.value)
+
+
+OPTION = "@hookimpl\ndef tokenspeed_options():\n    return [OptionSpec(name='depth', type=int, default=3, help='how deep')]\n"
+
+
+def test_an_option_of_a_store_that_is_not_chosen_is_refused(core: Any) -> None:
+    spec = "[KVStoreSpec(name='shelf', target='mini_parts:Parser')]"
+    core.folder.add("kvstore-shelf", f"@hookimpl\ndef tokenspeed_kv_stores():\n    return {spec}\n{OPTION}")
+    for key in ("kvstore-shelf.depth", "shelf.depth"):
+        for plugins in ("", "+kvstore-shelf"):
+            with pytest.raises(
+                ConfigError, match=rf"--set {key}: it has no effect without KV store shelf, which --kvstore"
+            ):
+                core.assemble(plugins, plugin_options={key: "4"})
+        assembly = core.assemble(plugin_options={key: "4"}, kvstore="shelf")
+        assert assembly.options_of("kv_store") == {"depth": 4}
+        assert assembly.warnings == ()
+
+
+def test_an_option_that_nothing_reads_is_a_warning(core: Any, caplog: Any) -> None:
+    core.folder.add("fast", attention("fast") + OPTION)
+    with caplog.at_level(logging.WARNING):
+        assembly = core.assemble(plugin_options={"fast.depth": "4"}, arguments={"announce": True})
+    assert assembly.warnings == (
+        "--set fast.depth: plugin fast fills no slot and gives no kernel here; nothing reads its options",
+    )
+    assert [record.getMessage() for record in caplog.records] == list(assembly.warnings)
+    for more in ({"attention_backend": "fast"}, {"plugins": "+fast"}):
+        assert core.assemble(plugin_options={"fast.depth": "4"}, **more).warnings == ()
+
+
+@pytest.mark.parametrize("tier", [{"kvstore_ratio": 0.5}, {"kvstore_size": 1 << 20}])
+def test_a_write_policy_is_taken_with_a_host_tier(core: Any, tier: dict[str, Any]) -> None:
+    assert core.assemble(kvstore_write_policy="selective", **tier).config.kvstore_write_policy == "selective"
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("half", "float16"), ("fp32", "float32")]
+)
+def test_element_types_are_taken_by_the_names_of_specs_too(core: Any, asked: str, dtype: str) -> None:
+    config = core.assemble(dtype=asked, kv_cache_dtype=asked).config
+    assert (config.dtype, config.kv_cache_dtype) == (dtype, dtype)
+
+
+def test_heads_that_do_not_divide_evenly_are_dealt_out_in_whole_groups(core: Any) -> None:
+    """SmolLM2's 9 query heads over 3 KV heads: the sizes that the refusal lists are the ones that start."""
+    heads = {"config": {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}}
+
+    def starts(size: int) -> bool:
+        parallel = ParallelConfig(tensor_parallel_size=size, world_size=size)
+        try:
+            return core.assemble(model=heads, parallel=parallel).config.parallel.world_size == size
+        except ConfigError as error:
+            assert "sizes that work: 1, 2, 3, 9" in str(error)
+            return False
+
+    assert [size for size in range(1, 13) if starts(size)] == [1, 2, 3, 9]
 
 
 def test_a_model_without_a_length_needs_the_flag(core: Any) -> None:
