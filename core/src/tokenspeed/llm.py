@@ -29,6 +29,7 @@ from tokenspeed.model_tokenizer import make_tokenizer, renderer_asked
 from tokenspeed.plugins.events import EngineReadyContext, ProcessInitContext, ShutdownContext
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.selection import load_target
+from tokenspeed.serving.constraint import GrammarChecker, NoBackend
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits, check_context
 from tokenspeed.serving.rendering import rendered
@@ -108,7 +109,9 @@ class LLM:
             renderer=load_target(assembly.renderer.target) if assembly.renderer is not None else None,
         )
         grammar = assembly.grammar_backend
-        self._checker = None if grammar is None else load_target(grammar.checker)
+        self._checker: GrammarChecker | NoBackend = (
+            NoBackend(assembly.absent["grammar_backend"]) if grammar is None else load_target(grammar.checker)
+        )
         # Of all streams: a step tells of every request, whichever stream asked for it.
         self._live: dict[int, _Live] = {}
         self._lock = threading.RLock()  # around the engine: one thread at a time

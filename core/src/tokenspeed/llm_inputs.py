@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenspeed.errors import RequestError
 from tokenspeed.messages import Grammar, SamplingParams
-from tokenspeed.serving.constraint import GrammarChecker, answer_grammar, check_fields
+from tokenspeed.serving.constraint import GrammarChecker, NoBackend, answer_grammar, check_fields
 from tokenspeed.serving.protocol.parse import parse_object
 from tokenspeed.serving.protocol.sampling import Limits, SamplingFields, sampling_params, stop_strings
 from tokenspeed.serving.protocol.structured import answer_of
@@ -50,7 +50,7 @@ def listed_params(
 def grammar_of(
     response_format: Mapping[str, Any] | None,
     structured_outputs: Mapping[str, Any] | None,
-    checker: GrammarChecker | None,
+    checker: GrammarChecker | NoBackend,
     params: Iterable[SamplingParams | None],
 ) -> tuple[Grammar | None, str]:
     """What texts are held to by the fields that a request's JSON has for it, and which field says so (empty where none does).

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokenspeed.engine.assembly import Assembly
     from tokenspeed.engine.launch import EngineHandle
     from tokenspeed.messages import EngineInfo
-    from tokenspeed.plugins.specs import GrammarBackendSpec, Spec
+    from tokenspeed.plugins.specs import Spec
     from tokenspeed.serving.sockets import Sockets
     from tokenspeed.serving.tokenizer import Tokenizer
 
@@ -127,7 +127,7 @@ def _serve(
         model_names=serving.served_model_name,
         tool_parser=_target(assembly.tool_parser),
         reasoning_parser=_target(assembly.reasoning_parser),
-        grammar_checker=_checker(assembly.grammar_backend),
+        grammar_checker=_checker(assembly),
         server_info={"model_path": assembly.config.model_path},
         plugins=assembly.to_json(),
     )
@@ -154,10 +154,9 @@ def _target(spec: Spec | None) -> Any:
     return load_target(spec.target)
 
 
-def _checker(spec: GrammarBackendSpec | None) -> Any:
-    if spec is None:
-        return None
+def _checker(assembly: Assembly) -> Any:
     from tokenspeed.plugins.selection import load_target
-    from tokenspeed.serving.constraint import CheckedBefore
+    from tokenspeed.serving.constraint import CheckedBefore, NoBackend
 
-    return CheckedBefore(load_target(spec.checker))
+    spec = assembly.grammar_backend
+    return NoBackend(assembly.absent["grammar_backend"]) if spec is None else CheckedBefore(load_target(spec.checker))

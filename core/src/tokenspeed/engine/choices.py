@@ -10,7 +10,7 @@ from tokenspeed.config import EngineConfig
 from tokenspeed.engine.accelerators import Accelerator
 from tokenspeed.engine.advice import how_to_get, left_out, parser_plugin
 from tokenspeed.engine.settings import DTYPES, KV_DTYPES, AttentionShape
-from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
+from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.interfaces.platform import Platform, PlatformContext
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
 from tokenspeed.plugins.registry import Contribution
@@ -18,7 +18,6 @@ from tokenspeed.plugins.requirements import missing_requirements
 from tokenspeed.plugins.selection import Choice, Need, load_target, owners, select
 from tokenspeed.plugins.specs import (
     AttentionBackendSpec,
-    GrammarBackendSpec,
     KernelSpec,
     KVStoreSpec,
     ModelSpec,
@@ -37,7 +36,6 @@ __all__ = [
     "AttentionUse",
     "check_kv_store",
     "choose_attention",
-    "choose_grammar_backend",
     "choose_kv_store",
     "choose_model",
     "choose_parser",
@@ -327,29 +325,6 @@ def choose_renderer(
     choice = select(
         "renderer", candidates, flag=asked, flag_name="--renderer", active=host.active, excluded=host.broken
     )
-    return choice, ""
-
-
-def choose_grammar_backend(
-    host: PluginHost, asked: str | None, platform: str
-) -> tuple[Choice[GrammarBackendSpec] | None, str]:
-    """The grammar backend, and a warning where those that are installed cannot run; ``auto`` does not fail a start for it."""
-    candidates = host.registry.specs("grammar_backend")
-    if asked is None or (asked == "auto" and not candidates):
-        return None, ""
-    flag = None if asked == "auto" else asked
-    try:
-        choice = select(
-            "grammar backend",
-            candidates,
-            flag=flag,
-            flag_name="--grammar-backend",
-            platform=platform,
-            active=host.active,
-            excluded=host.broken,
-        )
-    except NothingFitsError as error:
-        return None, f"requests with a grammar are refused: {error.broken}" if error.broken else ""
     return choice, ""
 
 

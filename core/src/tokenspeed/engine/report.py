@@ -35,7 +35,8 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
             lines += [f"  {'':<17}   not {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     for slot in ("tool_parser", "reasoning_parser", "renderer", "grammar_backend"):
         if slot not in assembly.choices:
-            lines.append(f"  {slot:<17} none")
+            why = f" ({assembly.absent[slot]})" if slot in assembly.absent else ""
+            lines.append(f"  {slot:<17} none{why}")
     lines.append(
         f"  {'kv cache':<17} {config.kv_cache_dtype}, layout {assembly.kv_layout.value}, page {assembly.page_size} tokens"
     )
@@ -143,6 +144,7 @@ def to_json(assembly: Assembly) -> dict[str, Any]:
             }
             for record in sorted(assembly.host.records.values(), key=lambda record: record.name)
         ],
+        "absent": dict(assembly.absent),
         "warnings": list(assembly.warnings),
         "failed_events": assembly.events.failed,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed.messages.codec import decode_from_engine, decode_to_engine, encode
+from tokenspeed.messages.codec import as_named, decode_from_engine, decode_to_engine, encode
 from tokenspeed.messages.from_engine import (
     HIT_CUTS,
     ControlReply,
@@ -49,6 +49,7 @@ __all__ = [
     "ToEngine",
     "TokenLogprobs",
     "TokenOutput",
+    "as_named",
     "decode_from_engine",
     "decode_to_engine",
     "encode",

@@ -18,6 +18,7 @@ from tokenspeed.messages import AbortRequest, EngineInfo, GenerateRequest, Outpu
 from tokenspeed.serving.engine_client import EngineClient
 from tokenspeed.serving.generation import Choice, Generation, GenerationRequest
 from tokenspeed.serving.metrics import ServerMetrics
+from tokenspeed.serving.protocol.answers import request_stats
 from tokenspeed.serving.protocol.sessions import Session
 from tokenspeed.serving.tokenizer import NoTokenizer, Tokenizer, pack_tokens
 
@@ -302,11 +303,9 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _stats_line(choice: Choice) -> str:
-    text = f"{choice.prompt_tokens} prompt tokens ({max(choice.cached_tokens, 0)} cached), {choice.output_tokens} output tokens, {choice.finish}"
-    stats = choice.stats
-    if stats is None:
-        return text
-    return (
-        f"{text}; queue {stats.queue_ms:.1f} ms, prefill {stats.prefill_ms:.1f} ms, first token {stats.ttft_ms:.1f} ms, total {stats.total_ms:.1f} ms, "
-        f"{stats.preemptions} preemptions ({stats.preempted_ms:.1f} ms), {stats.decode_tok_s:.1f} tok/s"
-    )
+    """How it ended, and what ``usage.request_stats`` of an answer holds, by the same names."""
+    shown = {"prompt_tokens": choice.prompt_tokens, "output_tokens": choice.output_tokens}
+    if choice.stats is not None:
+        shown = request_stats(choice)
+        del shown["index"]
+    return f"{choice.finish}; {', '.join(f'{name} {value}' for name, value in shown.items())}"

@@ -15,10 +15,11 @@ from tokenspeed.errors import RequestError
 from tokenspeed.interfaces.parser import ToolParser
 from tokenspeed.interfaces.reasoning import ReasoningParser
 from tokenspeed.serving.async_llm import AsyncLLM
-from tokenspeed.serving.constraint import GrammarChecker
+from tokenspeed.serving.constraint import GrammarChecker, NoBackend
 from tokenspeed.serving.generation import Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits
 from tokenspeed.serving.protocol.sessions import Session, session_of
+from tokenspeed.serving.tokenizer import NoTokenizer
 
 __all__ = ["HttpRequest", "ServerContext", "context_of"]
 
@@ -34,7 +35,7 @@ class ServerContext:
         model_names: names that requests may use; the first is shown in answers.
         tool_parser: class of the tool-call parser, or ``None``.
         reasoning_parser: class of the reasoning parser, or ``None``: thinking stays in the text.
-        grammar_checker: refuses grammars that the backend would not enforce; ``None``: there is no grammar backend.
+        grammar_checker: refuses grammars that the backend would not enforce; anything but a checker: there is no grammar backend.
         server_info: what ``/get_server_info`` shows besides the engine's own description.
         plugins: what ``/plugins`` shows: the plan, and why each other candidate lost.
         draining: the server ends; running requests may finish, new ones are refused.
@@ -45,7 +46,7 @@ class ServerContext:
     model_names: tuple[str, ...]
     tool_parser: type[ToolParser] | None = None
     reasoning_parser: type[ReasoningParser] | None = None
-    grammar_checker: GrammarChecker | None = None
+    grammar_checker: GrammarChecker | NoBackend | None = None
     server_info: dict[str, Any] = field(default_factory=dict)
     plugins: dict[str, Any] = field(default_factory=dict)
     started_s: int = field(default_factory=lambda: int(time.time()))
@@ -94,6 +95,15 @@ class ServerContext:
                 param="model",
                 code="model_not_found",
                 status=404,
+            )
+
+    def check_text(self) -> None:
+        """Raises ``RequestError`` for a route that writes texts where no tokenizer is loaded."""
+        if isinstance(self.llm.tokenizer, NoTokenizer):
+            raise RequestError(
+                "this server runs without a tokenizer (--skip-tokenizer-init), and this route takes or writes texts: ask /generate, "
+                "with input_ids; its answers hold output_ids",
+                code="no_tokenizer",
             )
 
     @property

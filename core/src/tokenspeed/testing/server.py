@@ -19,7 +19,7 @@ from tokenspeed.interfaces.reasoning import ReasoningParser
 from tokenspeed.messages import GenerateRequest
 from tokenspeed.serving.app import build_app, build_control_app
 from tokenspeed.serving.async_llm import AsyncLLM
-from tokenspeed.serving.constraint import GrammarChecker
+from tokenspeed.serving.constraint import GrammarChecker, NoBackend
 from tokenspeed.serving.context import ServerContext
 from tokenspeed.serving.engine_client import EngineClient
 from tokenspeed.serving.http_protocol import BoundedHttpProtocol
@@ -95,7 +95,7 @@ def streamed_text(chunks: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(parts)
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Until ``condition`` holds; fails the test after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -111,7 +111,7 @@ async def running(
     tokenizer: Tokenizer | None = None,
     tool_parser: type[ToolParser] | None = None,
     reasoning_parser: type[ReasoningParser] | None = None,
-    grammar_checker: GrammarChecker | None = None,
+    grammar_checker: GrammarChecker | NoBackend | None = None,
     step_s: float = 0.0,
     max_model_len: int = 512,
     ready: bool = True,
@@ -163,7 +163,7 @@ async def running(
         while not all(server.started for server in servers):
             await asyncio.sleep(0.005)
         if ready:
-            await asyncio.wait_for(client.settled.wait(), 5)
+            await asyncio.wait_for(client.settled.wait(), 30)
         headers = {"authorization": f"Bearer {config.api_key[0]}"} if config.api_key else {}
         async with (
             httpx.AsyncClient(

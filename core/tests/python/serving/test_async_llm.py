@@ -126,15 +126,18 @@ async def test_an_abort_and_the_last_output_may_cross() -> None:
 
 
 async def test_each_request_s_cost_is_logged_when_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    """--enable-log-request-stats: one line when it ends, with tokens, times and preemptions."""
+    """--enable-log-request-stats: one line when it ends, with everything that request_stats of the answer has, by the same names."""
     caplog.set_level(logging.INFO, "tokenspeed.serving")
     async with running("hello") as server:
         server.llm._log_stats = server.llm._log_requests = True
-        await server.complete("abcd", max_tokens=3)
+        answer = (await server.complete("abcd", max_tokens=3)).json()
     lines = [record.message for record in caplog.records if record.name.endswith("async_llm")]
     assert len(lines) == 2
     assert "prompt tokens 4" in lines[0]
-    assert "4 prompt tokens (0 cached), 3 output tokens, length; queue 0.1 ms" in lines[1]
+    (stats,) = answer["usage"]["request_stats"]
+    assert {"grammar_ms", "host_tokens", "storage_tokens", "hit_cut", "hit_rate", "queue_ms"} < set(stats)
+    text = ", ".join(f"{name} {value}" for name, value in stats.items() if name != "index")
+    assert lines[1].endswith(f"[0]: length; {text}")
     assert "abcd" not in "".join(lines)
 
 

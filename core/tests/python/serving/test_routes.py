@@ -8,10 +8,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tokenspeed
 from tokenspeed.config import ServingConfig
+from tokenspeed.messages import EngineStats, Outputs, TierStats
 from tokenspeed.testing.fake_engine import Reply
 from tokenspeed.testing.server import MODEL, events, running, until
 
@@ -90,6 +92,19 @@ async def test_control_routes_are_on_their_own_port_only() -> None:
     assert info["engine"]["max_model_len"] == 512
     assert info["status"] == "ready"
     assert "flush_cache" in server.engine.control
+
+
+async def test_server_info_names_every_figure_and_has_them_before_the_first_request() -> None:
+    async with running() as server:
+        stats = (await server.control.get("/get_server_info")).json()["stats"]
+        assert set(stats) == set(EngineStats.__struct_fields__)
+        assert (stats["pages_free"], stats["tiers"]) == (server.engine.info.kv_pages, None)
+        numbers = [index + 10 for index in range(len(TierStats.__struct_fields__))]
+        tiers = msgspec.structs.replace(TierStats(*numbers), store_up=(True, False), store_seconds=1.5)
+        await server.engine.send(Outputs([], msgspec.structs.replace(server.engine.stats(), tiers=tiers, steps=77)))
+        await until(lambda: server.llm.client.stats.steps == 77)
+        shown = (await server.control.get("/get_server_info")).json()["stats"]["tiers"]
+    assert shown == {**msgspec.structs.asdict(tiers), "store_up": {"loads": True, "saves": False}}
 
 
 async def test_abort_ends_requests_by_id_or_all() -> None:

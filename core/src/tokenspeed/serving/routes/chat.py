@@ -56,6 +56,7 @@ async def chat_completions(request: HttpRequest) -> Response[Any]:
 async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any], size: int) -> ChatJob:
     body = parse_chat(value)
     context.check_model(body.model)
+    context.check_text()
     options, limits = parse_stream_options(body), context.limits
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = sampling_params(

@@ -47,6 +47,7 @@ async def tokenize(request: HttpRequest) -> dict[str, Any]:
     value, size = await read_json(request)
     body = parse_object(value, TokenizeRequest, {})
     context.check_model(body.model)
+    context.check_text()
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     check_template_kwargs(body.chat_template_kwargs)
@@ -82,6 +83,7 @@ async def detokenize(request: HttpRequest) -> dict[str, str]:
     value, size = await read_json(request)
     body = parse_object(value, DetokenizeRequest, {})
     context.check_model(body.model)
+    context.check_text()
     check_ids(body.tokens, context.limits, "tokens")
     decode = partial(context.llm.tokenizer.decode, body.tokens, skip_special_tokens=body.skip_special_tokens)
     return {"prompt": await context.llm.off_loop(size, decode)}
