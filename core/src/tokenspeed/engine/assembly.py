@@ -19,6 +19,7 @@ from tokenspeed.engine import choices
 from tokenspeed.engine.accelerators import Accelerator, present_accelerators
 from tokenspeed.engine.grammar_choice import choose_grammar_backend
 from tokenspeed.engine.kv_events.config import check_kv_events
+from tokenspeed.engine.option_use import unread_options
 from tokenspeed.engine.report import explain_text, to_json
 from tokenspeed.engine.settings import DTYPES, attention_shape, resolve_dtype, resolve_limits, resolve_parallel
 from tokenspeed.plugins.dispatch import EventCalls
@@ -258,15 +259,17 @@ def assemble(
         grammar_backend=grammar.winner.name if grammar is not None else None,
         kvstore=slots.choices["kv_store"].winner.name if config.kvstore is not None else None,
     )
+    shown = hide_values(host.registry.specs("option"), options)
+    plan = _make_plan(host, slots.choices, resolved, attention, shown)
+    filling = {choice.winner.plugin for choice in slots.choices.values()}
+    names = [plugin.name for plugin in plan.plugins]
+    chosen_store = store.winner.plugin if store is not None else None
+    slots.warnings += unread_options(host, config.plugin_options, store=chosen_store, planned=names)
     if announce:
         for name, cause in host.broken:
             _log.warning("plugin %r is broken and not used: %s", name, cause.splitlines()[0])
         for warning in slots.warnings:
             _log.warning("%s", warning)
-    shown = hide_values(host.registry.specs("option"), options)
-    plan = _make_plan(host, slots.choices, resolved, attention, shown)
-    filling = {choice.winner.plugin for choice in slots.choices.values()}
-    names = [plugin.name for plugin in plan.plugins]
     return Assembly(
         config=resolved,
         model=model,
