@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed.cli.arguments import add_engine_arguments, add_serving_arguments, engine_config, serving_config
+from tokenspeed.cli.tokenizer_setup import tokenizer_of, unread_tools
 
 if TYPE_CHECKING:
     from tokenspeed.config import ServingConfig
@@ -83,13 +84,11 @@ def _launch_and_serve(
 ) -> tuple[int, str]:
     """Exit code, and why the server ended."""
     from tokenspeed.engine.launch import launch
-    from tokenspeed.model_tokenizer import make_tokenizer
 
-    config = assembly.config
     with launch(assembly, log_level=serving.log_level.upper()) as handle:
-        path = None if config.skip_tokenizer_init else config.tokenizer or assembly.model.tokenizer_path
-        tokenizer = make_tokenizer(path, chat_template=serving.chat_template, renderer=_target(assembly.renderer))
-        _warn_of_unread_tools(assembly, tokenizer)
+        tokenizer = tokenizer_of(assembly, serving)
+        if warning := unread_tools(assembly, tokenizer):
+            logging.getLogger(__name__).warning("%s", warning)
         code, reason = _serve(assembly, serving, sockets, handle, tokenizer, announce)
         handle.wait(5.0)
         failure = handle.poll()
@@ -134,16 +133,6 @@ def _serve(
 
     code = run_server(context, sockets, on_ready=lambda: announce(llm.info))
     return code, str(client.failure) if client.failure is not None else "drained" if code == 0 else "interrupted"
-
-
-def _warn_of_unread_tools(assembly: Assembly, tokenizer: Tokenizer) -> None:
-    """Calls can be forced on such a model, but it learns of no tool."""
-    template = tokenizer.template_for(True)
-    if assembly.tool_parser is not None and template is not None and not template.reads_tools:
-        logging.getLogger(__name__).warning(
-            "the chat template does not read tools: the model is not told which functions there are; "
-            "give a template that does with --chat-template, or describe them in a system message"
-        )
 
 
 def _target(spec: Spec | None) -> Any:

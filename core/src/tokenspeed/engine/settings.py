@@ -190,7 +190,7 @@ def tier_size(config: EngineConfig) -> tuple[float, int | None]:
 
 
 def _check_effect(config: EngineConfig) -> None:
-    """Refuse what only a host tier or a store would read, where there is none. A default that was given in so many words cannot be told from one that was not."""
+    """Refuse what only a host tier or a store would read, where there is none. A default that was given cannot be told from one that was not."""
     ratio, size = tier_size(config)
     tier = "a host tier, which --kvstore-ratio, --kvstore-size or --kvstore gives"
     store = "a KV store, which --kvstore names"

@@ -250,6 +250,23 @@ def test_explain_shows_the_built_ins_alone(run: Any) -> None:
     assert [plugin["name"] for plugin in plan["plugins"]] == ["builtin"]
 
 
+def test_explain_tells_what_serve_would_warn_of(run: Any, folder: Any, tmp_path: Path) -> None:
+    """A template that reads no tools beside a tool parser; in JSON too."""
+    folder.add(
+        "demo", "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='demo', target='m:X')]"
+    )
+    asked = ("explain", "toy", "--device", "cpu", "--tool-call-parser", "demo")
+    warned = "the chat template does not read tools"
+    assert f"  warning           {warned}" in run(*asked).out
+    assert json.loads(run(*asked, "--json").out)["warnings"][0].startswith(warned)
+    assert warned not in run("explain", "toy", "--device", "cpu", "--tool-call-parser", "none").out
+    template = tmp_path / "reads.jinja"
+    template.write_text("{% for tool in tools %}{{ tool }}{% endfor %}{{ messages[0].content }}")
+    assert warned not in run(*asked, "--chat-template", str(template)).out
+    lost = run(*asked, "--chat-template", str(tmp_path / "lost.jinja"))
+    assert (lost.code, "serve would end for want of a tokenizer: --chat-template" in lost.out) == (0, True)
+
+
 STORE = """
 @hookimpl
 def tokenspeed_kv_stores():
