@@ -9,18 +9,27 @@ from typing import Any
 
 from tokenspeed.cli.main import COMMANDS
 from tokenspeed.cli.usability import Usability
+from tokenspeed.engine.advice import where_parsers_are
 from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.plugins.dispatch import EventCalls
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
 from tokenspeed.plugins.options import resolve_options
 from tokenspeed.plugins.registry import Contribution, spec_key
 from tokenspeed.plugins.requirements import missing_requirements
-from tokenspeed.plugins.selection import load_target
+from tokenspeed.plugins.selection import load_target, owners
 from tokenspeed.plugins.specs import CommandSpec, Spec
 
 __all__ = ["examine"]
 
 Finding = dict[str, str]
+
+#: Fields of a model's spec that name a part of a kind with that name, and the flag of each.
+_PARTS = {
+    "attention_backend": "--attention-backend",
+    "tool_parser": "--tool-call-parser",
+    "reasoning_parser": "--reasoning-parser",
+    "renderer": "--renderer",
+}
 
 
 def _finding(status: str, plugin: str, what: str, advice: str = "") -> Finding:
@@ -30,6 +39,7 @@ def _finding(status: str, plugin: str, what: str, advice: str = "") -> Finding:
 def examine(host: PluginHost, given: Mapping[str, str], only: str | None = None) -> list[Finding]:
     """All findings, those of ``only`` where it is given. ``status`` is ``ok``, ``warning`` or ``error``."""
     findings = [*_broken(host), *_shadowed(host), *_contributions(host), *_devices(host), *_collisions(host)]
+    findings += _named_parts(host)
     findings += [*_stores(host, given), *_own(host, given)]
     faulty = {finding["plugin"] for finding in findings}
     findings += [_finding("ok", name, "loaded") for name in host.active if name not in faulty]
@@ -77,6 +87,17 @@ def _contributions(host: PluginHost) -> Iterator[Finding]:
             )
             if fault:
                 yield _finding("error", name, f"{label}: {fault}", "the plugin is incomplete; reinstall it")
+
+
+def _named_parts(host: PluginHost) -> Iterator[Finding]:
+    """Parts that a model's spec asks for by name and that no active plugin has: misspelt, or not there."""
+    for c in host.registry.specs("model"):
+        for kind, flag in _PARTS.items():
+            wanted: str = getattr(c.spec, kind)
+            candidates: list[Contribution[Any]] = host.registry.specs(kind)  # type: ignore[call-overload]
+            if wanted and not owners(candidates, wanted):
+                text = f"model {c.spec.name} names {kind} {wanted}, which no active plugin has"
+                yield _finding("warning", c.plugin, text, where_parsers_are(host, wanted, candidates, flag))
 
 
 def _devices(host: PluginHost) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.accelerators import Accelerator
-from tokenspeed.engine.advice import how_to_get, left_out, parser_plugin
+from tokenspeed.engine.advice import how_to_get, left_out, where_parsers_are
 from tokenspeed.engine.settings import DTYPES, KV_DTYPES, AttentionShape
 from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.interfaces.platform import Platform, PlatformContext
@@ -300,7 +300,7 @@ def choose_parser(
     if not any(wanted in (c.spec.name, c.name, *getattr(c.spec, "aliases", ())) for c in candidates):
         return None, (
             f"{what} {wanted}, which model {model.winner.name} uses, is not active, and what it would find stays text; "
-            f"try {how_to_get(host, parser_plugin(wanted))}"
+            f"{where_parsers_are(host, wanted, candidates, flag_name)}"
         )
     need = Need(wanted, f"model {model.winner.name}")
     return select(what, candidates, need=need, active=host.active, excluded=host.broken), ""
@@ -317,7 +317,7 @@ def choose_renderer(
     if asked == "auto" and not any(wanted in (c.spec.name, c.name, *c.spec.aliases) for c in candidates):
         return None, (
             f"renderer {wanted}, which model {model.winner.name} uses, is not active, and chat needs a chat template; "
-            f"try {how_to_get(host, parser_plugin(wanted))}"
+            f"{where_parsers_are(host, wanted, candidates, '--renderer')}"
         )
     if asked == "auto":
         need = Need(wanted, f"model {model.winner.name}")

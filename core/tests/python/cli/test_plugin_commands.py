@@ -210,6 +210,24 @@ def test_doctor_tells_a_third_party_that_its_name_means_a_first_party_plugin(run
     assert run("plugins", "doctor", "builtin").out.startswith("ok ")
 
 
+def test_doctor_tells_of_parts_that_a_model_names_and_nobody_has(run: Any, folder: Any) -> None:
+    parts = "tool_parser='acne', reasoning_parser='acme-thought', attention_backend='torch'"
+    folder.add(
+        "acme",
+        "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='acme', target='acme_parts:P')]\n"
+        "@hookimpl\ndef tokenspeed_models():\n"
+        f"    return [ModelSpec(name='m', target='acme_parts:P', architectures=('AForCausalLM',), {parts})]",
+        modules={"acme_parts": "class P: pass"},
+    )
+    outcome = run("plugins", "doctor", "acme", "--plugins", "acme")
+    assert outcome.out.splitlines() == [
+        "warning  acme: model m names tool_parser acne, which no active plugin has",
+        "           no installed plugin has one of that name; did you mean 'acme'? --tool-call-parser NAME takes another",
+        "warning  acme: model m names reasoning_parser acme-thought, which no active plugin has",
+        "           no installed plugin has one of that name; --reasoning-parser NAME takes another",
+    ]
+
+
 def test_doctor_imports_what_a_user_could_select(run: Any, folder: Any) -> None:
     folder.add(
         "deep",

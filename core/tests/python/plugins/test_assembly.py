@@ -459,7 +459,29 @@ def test_a_parser_that_the_model_would_like_and_is_not_there_is_a_warning(core: 
     core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), tool_parser='exotic'"), first_party=True)
     assembly = core.assemble(model={"architecture": "MForCausalLM"})
     assert assembly.tool_parser is None
-    assert "pip install tokenspeed-plugin-parsers-exotic" in assembly.warnings[0]
+    assert (
+        "stays text; no installed plugin has one of that name; --tool-call-parser NAME takes another"
+        in (assembly.warnings[0])
+    )
+
+
+def test_a_parser_of_a_family_of_ours_that_is_not_there_is_told_to_be_installed(core: Any) -> None:
+    core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), tool_parser='qwen3_coder'"))
+    model = {"architecture": "MForCausalLM"}
+    assert "try pip install tokenspeed-plugin-parsers-qwen" in core.assemble(model=model).warnings[0]
+    core.folder.add("parsers-qwen", "raise OSError('disk')", distribution="tokenspeed-plugin-parsers-qwen")
+    assert "plugin parsers-qwen, which may have brought it, is broken" in core.assemble(model=model).warnings[0]
+
+
+def test_a_parser_that_a_spec_misspells_names_the_nearest_and_no_package(core: Any) -> None:
+    """The plugin's own parser is called acme; a package of the misspelt name was never made."""
+    parser = "@hookimpl\ndef tokenspeed_tool_parsers():\n    return [ToolParserSpec(name='acme', target='mini_parts:Parser')]\n"
+    core.folder.add("models-acme", parser + model_plugin("m", "architectures=('MForCausalLM',), tool_parser='acne'"))
+    (warning,) = core.assemble(model={"architecture": "MForCausalLM"}).warnings
+    assert warning == (
+        "tool parser acne, which model models-acme:m uses, is not active, and what it would find stays text; "
+        "no installed plugin has one of that name; did you mean 'acme'? --tool-call-parser NAME takes another"
+    )
 
 
 def test_a_renderer_is_the_one_that_the_model_names_or_the_flag(core: Any) -> None:
@@ -480,7 +502,9 @@ def test_a_renderer_is_the_one_that_the_model_names_or_the_flag(core: Any) -> No
 def test_a_renderer_that_the_model_would_like_and_is_not_there_is_a_warning(core: Any) -> None:
     core.folder.add("m", model_plugin("m", "architectures=('MForCausalLM',), renderer='exotic'"), first_party=True)
     assembly = core.assemble(model={"architecture": "MForCausalLM"})
-    assert "chat needs a chat template; try pip install tokenspeed-plugin-parsers-exotic" in assembly.warnings[0]
+    assert (
+        "chat needs a chat template; no installed plugin has one of that name; --renderer NAME" in assembly.warnings[0]
+    )
 
 
 def grammar_plugin(more: str = "") -> str:
@@ -528,7 +552,7 @@ def test_an_installed_plugin_that_was_left_out_is_not_told_to_be_installed(core:
 def test_a_parser_of_a_known_family_is_advised_by_the_plugin_that_brings_it() -> None:
     assert parser_plugin("qwen3_coder") == "tokenspeed-plugin-parsers-qwen"
     assert parser_plugin("gpt_oss") == "tokenspeed-plugin-parsers-gpt-oss"
-    assert parser_plugin("exotic") == "tokenspeed-plugin-parsers-exotic"
+    assert parser_plugin("exotic") == ""
 
 
 def test_plug_03_a_broken_plugin_that_nobody_needs_is_one_line_and_the_start_goes_on(core: Any, caplog: Any) -> None:
