@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from tokenspeed.cli.main import COMMANDS
@@ -36,14 +36,14 @@ def _finding(status: str, plugin: str, what: str, advice: str = "") -> Finding:
     return {"status": status, "plugin": plugin, "what": what, "advice": advice}
 
 
-def examine(host: PluginHost, given: Mapping[str, str], only: str | None = None) -> list[Finding]:
-    """All findings, those of ``only`` where it is given. ``status`` is ``ok``, ``warning`` or ``error``."""
+def examine(host: PluginHost, given: Mapping[str, str], only: Collection[str] = ()) -> list[Finding]:
+    """All findings, those of the plugins ``only`` where some are given. ``status`` is ``ok``, ``warning`` or ``error``."""
     findings = [*_broken(host), *_shadowed(host), *_contributions(host), *_devices(host), *_collisions(host)]
     findings += _named_parts(host)
     findings += [*_stores(host, given), *_own(host, given)]
     faulty = {finding["plugin"] for finding in findings}
     findings += [_finding("ok", name, "loaded") for name in host.active if name not in faulty]
-    return [finding for finding in findings if only in (None, finding["plugin"])]
+    return [finding for finding in findings if not only or finding["plugin"] in only]
 
 
 def _broken(host: PluginHost) -> Iterator[Finding]:

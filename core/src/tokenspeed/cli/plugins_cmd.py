@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = commands.add_parser("show", help="one plugin: contributions, options, where it is")
     show.add_argument("name", metavar="PLUGIN")
     doctor = commands.add_parser("doctor", help="check plugins and their surroundings")
-    doctor.add_argument("name", nargs="?", metavar="PLUGIN", help="check only this one")
+    doctor.add_argument("name", nargs="*", metavar="PLUGIN", help="check only these")
     for command in (listing, show, doctor):
         add_plugin_arguments(command)
         command.add_argument("--json", action="store_true", help="print JSON")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return _show(_known(host, args.name), host, given, args.json)
     from tokenspeed.cli.doctor import examine
 
-    findings = examine(host, given, _known(host, args.name).name if args.name else None)
+    findings = examine(host, given, [_known(host, name).name for name in args.name])
     if args.json:
         print(json.dumps(findings, indent=2))
     else:

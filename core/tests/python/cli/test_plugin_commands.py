@@ -193,6 +193,9 @@ def test_doctor_collects_what_is_wrong_and_what_plugins_say(run: Any, demo: Any)
     ):
         assert phrase in outcome.out
     assert run("plugins", "doctor", "demo").code == 0
+    two = run("plugins", "doctor", "sick", "demo", "--json")
+    assert {finding["plugin"] for finding in json.loads(two.out)} == {"sick", "demo"}
+    assert run("plugins", "doctor", "demo", "demmo").code == 2
 
 
 def test_doctor_tells_a_third_party_that_its_name_means_a_first_party_plugin(run: Any, folder: Any) -> None:
