@@ -13,7 +13,16 @@ from tokenspeed.serving.protocol.sampling import Limits, SamplingFields, samplin
 from tokenspeed.serving.protocol.structured import answer_of
 from tokenspeed.serving.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "checked_params", "checked_stop", "grammar_of", "listed_params", "listed_prompts", "prompt_ids"]
+__all__ = [
+    "Prompt",
+    "checked_params",
+    "checked_stop",
+    "grammar_of",
+    "listed_params",
+    "listed_prompts",
+    "prompt_ids",
+    "text_ids",
+]
 
 Prompt = str | Sequence[int]
 #: Fields of ``SamplingParams`` that are not fields of a request's JSON under the same name and type.
@@ -67,13 +76,18 @@ def grammar_of(
     return answer_grammar(answer, checker), answer.param
 
 
+def text_ids(text: str, tokenizer: Tokenizer, *, param: str, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of a text. Raises ``RequestError`` where it cannot be encoded."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except (UnicodeError, TypeError) as error:  # lone surrogates
+        raise RequestError(f"{param}: the text cannot be encoded: {error}", param=param) from error
+
+
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
     """Token ids of one prompt. Raises ``RequestError`` where it is empty, no text or ids, or holds ids that the model does not know."""
     if isinstance(prompt, str):
-        try:
-            ids = tokenizer.encode(prompt)
-        except (UnicodeError, TypeError) as error:  # lone surrogates
-            raise RequestError(f"prompt: the text cannot be encoded: {error}", param="prompt") from error
+        ids = text_ids(prompt, tokenizer, param="prompt")
     elif isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, dict)):
         ids = list(prompt)
     else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenspeed.engine.advice import how_to_get
 from tokenspeed.errors import ConfigError, NothingFitsError
-from tokenspeed.plugins.manager import PluginHost
 from tokenspeed.plugins.selection import Choice, select
-from tokenspeed.plugins.specs import GrammarBackendSpec
+
+if TYPE_CHECKING:
+    from tokenspeed.plugins.manager import PluginHost
+    from tokenspeed.plugins.specs import GrammarBackendSpec
 
 __all__ = ["GrammarChoice", "choose_grammar_backend"]
 

@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from tokenspeed.errors import RequestError
+from tokenspeed.interfaces.parser import ToolParser
+from tokenspeed.serving.history_ids import rewrite_ids
 from tokenspeed.serving.protocol.parse import Refused, parse_object
 from tokenspeed.serving.protocol.sampling import REFUSED_SAMPLING, Limits, SamplingFields
 
@@ -20,6 +22,7 @@ __all__ = [
     "conversation",
     "parse_chat",
     "tools_of",
+    "turns_of",
 ]
 
 _MIN_ENTRIES = 1024
@@ -179,6 +182,21 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
             param = f"{prefix}function.parameters"
             raise RequestError(f"{param}: a JSON schema's properties are an object", param=param)
     return request.tools
+
+
+def turns_of(
+    request: ChatRequest, limits: Limits, parser: type[ToolParser] | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages and the tools of a request, checked, as a renderer takes them: what the server and ``tokenspeed.LLM`` do with them alike.
+
+    Args:
+        parser: of the model's tool calls, whose ids the calls of the past get; ``None`` leaves them as they are.
+
+    Raises:
+        RequestError: as ``tools_of`` and ``conversation``.
+    """
+    tools, messages = tools_of(request), conversation(request, limits)
+    return (messages if parser is None else rewrite_ids(messages, parser)), tools
 
 
 def conversation(request: ChatRequest, limits: Limits) -> list[dict[str, Any]]:

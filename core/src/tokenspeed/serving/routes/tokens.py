@@ -11,7 +11,7 @@ from litestar import post
 from tokenspeed.errors import RequestError
 from tokenspeed.serving.body import read_json
 from tokenspeed.serving.context import HttpRequest, context_of
-from tokenspeed.serving.protocol.chat import ChatRequest, check_template_kwargs, conversation, tools_of
+from tokenspeed.serving.protocol.chat import ChatRequest, check_template_kwargs, turns_of
 from tokenspeed.serving.protocol.completions import check_ids
 from tokenspeed.serving.protocol.parse import parse_object
 from tokenspeed.serving.rendering import rendered
@@ -58,11 +58,12 @@ async def tokenize(request: HttpRequest) -> dict[str, Any]:
         template = llm.tokenizer.template_for(bool(body.tools))
         if template is None or not body.messages:
             raise RequestError("messages: there are none, or the model has no chat template", param="messages")
+        messages, tools = turns_of(chat, context.limits, context.tool_parser)
         render = partial(
             rendered,
             template,
-            conversation(chat, context.limits),
-            tools=tools_of(chat) or None,
+            messages,
+            tools=tools or None,
             add_generation_prompt=body.add_generation_prompt,
             extra=body.chat_template_kwargs,
         )
