@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,9 @@ _MAX_QUEUE, _MAX_QUEUED_CHARS = 4096, 64 << 20
 #: How long the process may take to import the backend and read the vocabulary.
 _START_S = 300.0
 #: Wall time beside which a compilation's processor time counts: on a machine that is busy with its engine the process hardly runs.
-_PATIENCE = 6.0
+_PATIENCE = 12.0
+#: Characters of a grammar that count as much as having come a second later: who queues long ones does not hold up everybody's short ones.
+_CHARS_A_SECOND = 4096
 _LOOK_S = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -67,7 +70,9 @@ class GrammarCompiler:
         self._prepare = prepare
         self._command = list(command)
         self._max_queue, self._max_chars = max_queue, max_chars
-        self._jobs: OrderedDict[bytes, GrammarRequest] = OrderedDict()
+        #: what waits, and in which order; an entry of the order whose grammar was withdrawn is passed over
+        self._jobs: dict[bytes, tuple[float, GrammarRequest]] = {}
+        self._order: list[tuple[float, bytes]] = []
         self._queued_chars = 0
         self._done: deque[Compiled] = deque()
         self._changed = Condition()
@@ -90,7 +95,9 @@ class GrammarCompiler:
             if len(self._jobs) >= self._max_queue or self._queued_chars + len(request.value) > self._max_chars:
                 text = f"{len(self._jobs)} grammars of {self._queued_chars} characters wait to be compiled; try again later"
                 raise GrammarError(text, param="grammar", status=503)
-            self._jobs[key] = request
+            turn = time.monotonic() + len(request.value) / _CHARS_A_SECOND
+            self._jobs[key] = turn, request
+            heapq.heappush(self._order, (turn, key))
             self._queued_chars += len(request.value)
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="grammar compiler", daemon=True)
@@ -100,8 +107,10 @@ class GrammarCompiler:
     def withdraw(self, key: bytes) -> None:
         """Nobody waits for ``key`` any more: leave it out where it has not begun."""
         with self._changed:
-            if (request := self._jobs.pop(key, None)) is not None:
-                self._queued_chars -= len(request.value)
+            if (job := self._jobs.pop(key, None)) is not None:
+                self._queued_chars -= len(job[1].value)
+            if not self._jobs:
+                self._order.clear()
 
     def results(self) -> list[Compiled]:
         """What has ended since the last call; does not wait."""
@@ -117,6 +126,7 @@ class GrammarCompiler:
         with self._changed:
             self._closed = True
             self._jobs.clear()
+            self._order.clear()
             self._queued_chars = 0
             process = self._process
             if process is not None:
@@ -132,8 +142,7 @@ class GrammarCompiler:
                 self._changed.wait_for(lambda: bool(self._jobs) or self._closed)
                 if self._closed:
                     return
-                key, request = self._jobs.popitem(last=False)
-                self._queued_chars -= len(request.value)
+                key, request = self._next()
             began = time.monotonic()
             try:
                 data = self._compile(request)
@@ -149,6 +158,15 @@ class GrammarCompiler:
             with self._changed:
                 self._done.append(result)
                 self._changed.notify_all()
+
+    def _next(self) -> tuple[bytes, GrammarRequest]:
+        """Take the first out of the queue, which is not empty."""
+        while True:
+            turn, key = heapq.heappop(self._order)
+            if key in self._jobs and self._jobs[key][0] == turn:
+                request = self._jobs.pop(key)[1]
+                self._queued_chars -= len(request.value)
+                return key, request
 
     def _compile(self, request: GrammarRequest) -> bytes:
         """Ask the process; raises ``GrammarError``."""
@@ -185,7 +203,9 @@ class GrammarCompiler:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env=environment,
-                    start_new_session=True,
+                    # Signals of a terminal stay away, and its low priority counts against the engine: in a session of its own Linux would schedule it as
+                    # an equal of the engine's whole session.
+                    process_group=0,
                 )
             except OSError as error:
                 raise GrammarError(

@@ -25,7 +25,7 @@ from tokenspeed.plugins.selection import load_target
 __all__ = ["CompileJob", "CompileReply", "WorkerStart", "backend_from", "read_frame", "write_frame"]
 
 _LENGTH = struct.Struct("<Q")
-_NICE = 19
+_NICE = 5
 #: How often to look whether the engine lives.
 _WATCH_S = 0.5
 #: Address space that compiling may take beside what the process had when it was ready.

@@ -63,7 +63,9 @@ def test_a_grammar_comes_back_as_bytes_that_were_prepared_in_the_thread(bench):
     assert (result.key, result.error) == (b"a+", None)
     assert bench.prepared == [(b"a+", result.data)]
     pid = bench.compiler.pid
-    assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 5
+    assert os.getsid(pid) == os.getsid(0)  # priorities count within a session where Linux groups by it
+    assert os.getpgid(pid) != os.getpgid(0)  # a terminal's signals stay away
     assert bench.compile("b+").error is None
     assert bench.compiler.pid == pid
 
@@ -157,6 +159,17 @@ def test_the_queue_is_bounded_and_what_nobody_waits_for_is_left_out(bound):
     assert ended[0] == b"slow"
     assert len(ended) <= 4
     made.compiler.close()
+
+
+def test_who_queues_long_grammars_does_not_hold_up_short_ones(bench):
+    bench.compile("a+")
+    bench.compiler.submit(b"slow", GrammarRequest(kind="regex", value=r"\!sleep"))
+    for number in range(4):
+        bench.compiler.submit(b"long %d" % number, GrammarRequest(kind="regex", value="a?" * 400))
+    bench.compiler.submit(b"short", GrammarRequest(kind="regex", value="a"))
+    ended = [bench.next().key for _ in range(6)]
+    assert ended.index(b"short") < ended.index(b"long 3")
+    assert ended.index(b"long 0") < ended.index(b"long 3")
 
 
 def test_closing_ends_the_process_in_the_middle_of_a_grammar(bench):

@@ -113,6 +113,18 @@ async def test_until_the_engine_is_ready_everything_answers_503() -> None:
         assert (await server.chat()).status_code == 200
 
 
+async def test_a_server_that_stood_still_does_not_take_its_engine_for_hung() -> None:
+    """A paused machine: the engine could not be asked meanwhile, and a probe that comes first afterwards finds it well."""
+    async with running(hung_after_s=1, heartbeat_s=0.05) as server:
+        hung = []
+        for _ in range(3):
+            time.sleep(1.5)
+            for _ in range(4):
+                await asyncio.sleep(0.06)  # the watch looks
+                hung.append(server.context.llm.client.hung)
+        assert not any(hung)
+
+
 async def test_a_control_route_does_not_wait_for_a_hung_engine() -> None:
     async with running(hung_after_s=0.3, heartbeat_s=0.05) as server:
         server.engine.answering = False
