@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from tokenspeed_plugin_parsers_hermes.parser import HermesToolParser
 
 from tokenspeed.config import ServingConfig
 from tokenspeed.serving.protocol.sessions import MAX_RETAIN_S, session_number
-from tokenspeed.testing.server import Running, running
+from tokenspeed.testing.fake_engine import Reply
+from tokenspeed.testing.server import Running, running, until
 
 pytestmark = pytest.mark.anyio
 
@@ -128,6 +131,29 @@ async def test_where_tools_may_be_called_pages_are_kept_after_a_call_only(stream
         await server.chat(tools=TOOLS, **fields)
         assert not await kept(server)
         assert server.engine.control[-2:] == ["release_session", "prefetch_session"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_aborted_answer_leaves_what_was_kept_before_it(stream: bool) -> None:
+    """The next attempt finds the pages; tools make no difference, nor does an error in the engine."""
+    answers = iter(
+        (
+            Reply(tokens=[*CALL.encode(), 256]),
+            Reply(tokens=list(b"no c"), finish=None),
+            Reply(tokens=list(b"no c"), error="broken"),
+        )
+    )
+    fields = {"session_id": "s", "retain_s": 60, "tools": TOOLS}
+    async with running(lambda _: next(answers), tool_parser=HermesToolParser) as server:
+        await server.chat(**fields)
+        assert await kept(server)
+        cut = asyncio.create_task(server.chat(**fields, stream=stream))
+        await until(lambda: server.engine.running)
+        await server.control.post("/abort", json={"abort_all": True})
+        assert '"finish_reason":"abort"' in (await cut).text
+        assert await kept(server)
+        await server.chat(**fields, stream=stream)
+        assert server.engine.control == ["prefetch_session"] * 2
 
 
 @pytest.mark.parametrize("path", ROUTES)
