@@ -67,7 +67,7 @@ def test_version(run: Any) -> None:
     assert '"kernel": 1' in run("version", "--json").out
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("explain", "--help"), ("plugins", "list", "--help")])
+@pytest.mark.parametrize("arguments", [("--help",), ("serve", "--help"), ("explain", "--help"), ("plugins", "list", "--help")])
 def test_help_takes_less_than_a_second(arguments: tuple[str, ...]) -> None:
     assert processor_seconds(*arguments) < 1.0
 

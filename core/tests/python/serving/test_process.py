@@ -17,6 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tokenspeed.testing.ports import ReservedPorts
+
 COMMAND = [sys.executable, "-m", "tokenspeed.testing.serve_fake"]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="uses pidfd and SIGSTOP")
 
@@ -27,7 +29,9 @@ PATIENCE_S = 60.0
 class Server:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        hello = json.loads(process.stdout.readline())
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        hello = json.loads(line)
         self.engine: int = hello["engine"]
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{hello['port']}", timeout=PATIENCE_S)
 
@@ -196,27 +200,13 @@ def test_ops_04_streams_of_a_stopped_engine_end_after_the_limit() -> None:
     assert text.endswith("data: [DONE]\n\n")
 
 
-@contextlib.contextmanager
-def neighbours() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Sockets bound to two ports in a row. Until one listens, a server may take its port, and nobody is given it by chance."""
-    while True:
-        with socket.socket() as lower, socket.socket() as upper:
-            for each in (lower, upper):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            lower.bind(("127.0.0.1", 0))
-            try:
-                upper.bind(("127.0.0.1", lower.getsockname()[1] + 1))
-            except (OSError, OverflowError):
-                continue
-            yield lower, upper
-            return
-
-
 def test_ops_15_a_port_in_use_fails_fast_and_names_the_port() -> None:
     """ops-15: before anything is loaded, with a clear line and an exit code that is not zero; also where only the control port is taken."""
-    with neighbours() as (_, upper):
-        port = upper.getsockname()[1]
-        upper.listen()
+    with contextlib.closing(ReservedPorts(2)) as reserved, socket.socket() as taken:
+        port = reserved.ports[1]
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
         for wanted in (port, port - 1):
             done = subprocess.run([*COMMAND, "--port", str(wanted)], capture_output=True, text=True, timeout=PATIENCE_S)
             assert done.returncode == 2
