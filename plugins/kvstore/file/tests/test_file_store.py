@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,15 +179,29 @@ def test_processes_share_a_directory_and_its_cap(tmp_path: Path) -> None:
     ]
     largest = 0
     while any(process.poll() is None for process in running):
-        largest = max(largest, sum_now(tmp_path))
-        time.sleep(0.01)
+        with stopped(running):
+            largest = max(largest, bytes_of_pages(tmp_path))
+        time.sleep(0.05)
     assert [process.communicate()[0] for process in running] == ["done\n"] * 2
     assert largest <= 1 << 20
-    assert sum_now(tmp_path) > 50_000  # while a count goes on a writer keeps little
+    assert bytes_of_pages(tmp_path) > 50_000  # while a count goes on a writer keeps little
 
 
-def sum_now(root: Path) -> int:
-    """Bytes of pages while others add and remove some."""
+@contextmanager
+def stopped(processes: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
+    """They do nothing meanwhile: what they write and remove while it is counted would be counted twice."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    for process in processes:
+        if process.returncode is None:  # also one that has ended by now and was not waited for
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    yield
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+
+
+def bytes_of_pages(root: Path) -> int:
+    """What all files of pages hold together."""
     total = 0
     for path in root.glob("*/??/*"):
         try:
