@@ -82,7 +82,7 @@ class Spec:
     """Common part of everything selectable.
 
     Attributes:
-        name: what a user types to select it, unique within its kind (``plugin:name`` where two plugins own a name).
+        name: what a user types to select it, unique within its kind (``plugin:name`` where another plugin has it too; the short form means a first-party one).
         target: ``"package.module:attribute"`` of the class or function.
         api: version of the kind's contract that the target was written for.
         priority: rank among candidates that fit.
@@ -113,7 +113,7 @@ class ModelSpec(Spec):
 
     Attributes:
         architectures: ``architectures[0]`` values of ``config.json`` it accepts.
-        model_type: narrows the match to one ``model_type``; the more specific spec wins.
+        model_type: narrows the match to one ``model_type``; the more specific spec wins, then one whose plugin ``--plugins`` names.
         attention_backend: name of the backend the model needs, or empty for any that supports its kind.
         tool_parser: parser that ``--tool-call-parser auto`` takes for this model.
         reasoning_parser: parser that ``--reasoning-parser auto`` takes.

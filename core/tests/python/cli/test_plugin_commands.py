@@ -441,6 +441,17 @@ def test_env_hides_secrets_and_names_versions(run: Any, monkeypatch: Any) -> Non
     assert "hf_secret" not in run("env").out
 
 
+def test_env_tells_the_libraries_of_plugins(run: Any, folder: Any) -> None:
+    folder.add("acme", "", distribution="dist-acme")
+    with (folder.path / "dist_acme-1.0.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write("Requires-Dist: pytest>=1; python_version > '3'\nRequires-Dist: ghost-lib\n")
+        metadata.write("Requires-Dist: tokenspeed-core\nRequires-Dist: other; extra == 'more'\n")
+    packages = json.loads(run("env", "--json").out)["packages"]
+    assert packages["pytest"] == pytest.__version__
+    assert packages["ghost-lib"] == "not installed"
+    assert {"tokenspeed-core", "other"}.isdisjoint(packages)
+
+
 def test_kernels_bench_times_what_is_here_and_explain_shows_what_was_kept(run: Any, tmp_path: Path) -> None:
     kept = str(tmp_path / "times.json")
     asked = ("--dtype", "fp32", "--shape", "n=64", "--shape", "k=32", "--plugins", "")
