@@ -131,6 +131,7 @@ class EventLoop:
 
     def run(self) -> None:
         """Serve until a control request ends it. An exception of a step is not caught here: it ends the engine."""
+        self._grammars.begin()
         wait_s: float | None = 0
         while not self._control.stopping:
             self.take(self._channel.receive(wait_s))

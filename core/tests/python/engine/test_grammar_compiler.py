@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
+from tokenspeed.engine import grammar_worker
 from tokenspeed.engine.grammar_compiler import Compiled, GrammarCompiler
 from tokenspeed.engine.grammar_worker import WorkerStart
 from tokenspeed.errors import GrammarError
@@ -63,11 +65,74 @@ def test_a_grammar_comes_back_as_bytes_that_were_prepared_in_the_thread(bench):
     assert (result.key, result.error) == (b"a+", None)
     assert bench.prepared == [(b"a+", result.data)]
     pid = bench.compiler.pid
-    assert os.getpriority(os.PRIO_PROCESS, pid) == 5
+    assert os.getpriority(os.PRIO_PROCESS, pid) == max(5, os.getpriority(os.PRIO_PROCESS, 0))
     assert os.getsid(pid) == os.getsid(0)  # priorities count within a session where Linux groups by it
     assert os.getpgid(pid) != os.getpgid(0)  # a terminal's signals stay away
     assert bench.compile("b+").error is None
     assert bench.compiler.pid == pid
+
+
+def started(compiler: GrammarCompiler) -> int:
+    deadline = time.monotonic() + 120
+    while compiler.pid is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return compiler.pid
+
+
+def test_a_process_that_begins_before_the_first_grammar_compiles_it(bench):
+    bench.compiler.begin()
+    started(bench.compiler)
+    assert bench.compiler.results() == []
+    assert bench.compile("a+").error is None  # whether the start had come to its end or not
+    bench.compiler.begin()  # there is one
+    assert bench.compile("b+").error is None
+    # Of the thread that compiles.
+    assert os.getpriority(os.PRIO_PROCESS, bench.compiler.pid) == max(5, os.getpriority(os.PRIO_PROCESS, 0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere priorities are those of processes")
+def test_a_backend_made_at_leisure_takes_the_lowest_priority_and_leaves_the_process_its_own(monkeypatch):
+    def priority(_: object) -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = priority(None)
+    monkeypatch.setattr(grammar_worker, "backend_from", priority)
+    assert grammar_worker._backend_at_leisure(START) == 19
+    assert priority(None) == before
+
+
+def test_a_beginning_that_dies_is_logged_and_the_first_grammar_begins_again(bench, caplog):
+    whole, bench.compiler._command = bench.compiler._command, [sys.executable, "-c", "raise SystemExit(3)"]
+    bench.compiler.begin()
+    deadline = time.monotonic() + 60
+    while not caplog.records:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert "ended with status 3" in caplog.records[0].message
+    bench.compiler._command = whole
+    assert bench.compile("a+").error is None
+
+
+def test_a_grammar_does_not_wait_for_a_beginning_that_does_not_get_on(bench):
+    """At the lowest priority a busy machine never lets it come to its end."""
+    whole, bench.compiler._command = bench.compiler._command, [sys.executable, "-c", "import time; time.sleep(600)"]
+    bench.compiler.begin()
+    stuck = started(bench.compiler)
+    bench.compiler._command = whole
+    assert bench.compile("a+").error is None
+    assert bench.compiler.pid != stuck
+    with pytest.raises(ProcessLookupError):
+        os.kill(stuck, 0)
+
+
+def test_closing_ends_a_beginning(bench):
+    bench.compiler._command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    bench.compiler.begin()
+    pid = started(bench.compiler)
+    bench.compiler.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_grammar_that_is_refused_breaks_or_grows_too_large_is_an_error_of_its_own(bench):
