@@ -176,13 +176,16 @@ class AsyncLLM:
     def abort_requests(self, request_id: str | None, reason: str) -> int:
         """Ask the engine to end the requests of one id, or all; their clients get finish reason ``abort``.
 
+        Args:
+            request_id: an answer's, with its prefix or without: a client gives its own without one. ``None``: all.
+
         Returns:
             How many; those that were asked to end before do not count again.
         """
         rids = [
             rid
             for rid, choice in self._live.items()
-            if rid not in self._asked and request_id in (None, choice.generation.request.request_id)
+            if rid not in self._asked and request_id in (None, *_names(choice.generation.request.request_id))
         ]
         for rid in rids:
             self.client.send(AbortRequest(rid))
@@ -300,6 +303,11 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
             begin, size = at + 1, 0
     if begin < len(texts):
         yield texts[begin:]
+
+
+def _names(request_id: str) -> tuple[str, str]:
+    """An answer's id, and what follows its prefix."""
+    return request_id, request_id.partition("-")[2]
 
 
 def _stats_line(choice: Choice) -> str:

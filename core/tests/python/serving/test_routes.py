@@ -94,6 +94,28 @@ async def test_control_routes_are_on_their_own_port_only() -> None:
     assert "flush_cache" in server.engine.control
 
 
+async def test_abort_takes_the_id_that_a_client_gave() -> None:
+    async with running(lambda _: ENDLESS, step_s=0.005) as server:
+        tasks = []
+        for name in ("mine", "mine-2"):
+            server.http.headers["x-request-id"] = name
+            tasks.append(asyncio.create_task(server.chat(max_tokens=400)))
+            await until(lambda: len(server.engine.running) == len(tasks))
+        assert (await server.control.post("/abort", json={"rid": "chatcmpl"})).json() == {"aborted": 0}
+        assert (await server.control.post("/abort", json={"rid": "mine"})).json() == {"aborted": 1}
+        assert (await tasks[0]).json()["choices"][0]["finish_reason"] == "abort"
+        assert (await server.control.post("/abort", json={"rid": "mine-2"})).json() == {"aborted": 1}
+        assert (await tasks[1]).json()["id"] == "chatcmpl-mine-2"
+
+
+async def test_generate_says_that_a_request_is_one_prompt() -> None:
+    async with running() as server:
+        for name, value in (("text", ["a", "b"]), ("input_ids", [[1], [2]])):
+            error = (await server.http.post("/generate", json={name: value})).json()["error"]
+            assert error["param"] == name
+            assert error["message"].startswith(f"{name}: one prompt a request; ")
+
+
 async def test_server_info_names_every_figure_and_has_them_before_the_first_request() -> None:
     async with running() as server:
         stats = (await server.control.get("/get_server_info")).json()["stats"]

@@ -23,7 +23,7 @@ _STATS_S = 2.0
 
 
 class AbortBody(msgspec.Struct, kw_only=True, frozen=True):
-    """``rid``: the id of an answer (``chatcmpl-...``); ``abort_all``: every request."""
+    """``rid``: the id of an answer (``chatcmpl-...``), or what its client gave as ``X-Request-Id``; ``abort_all``: every request."""
 
     rid: str | None = None
     abort_all: bool = False
