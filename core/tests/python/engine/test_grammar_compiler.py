@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
-from tokenspeed.engine import grammar_worker
+from tokenspeed.engine import grammar_compiler, grammar_worker
 from tokenspeed.engine.grammar_compiler import Compiled, GrammarCompiler
 from tokenspeed.engine.grammar_worker import WorkerStart
 from tokenspeed.errors import GrammarError
@@ -43,13 +44,36 @@ class Bench:
         return self.next()
 
     def next(self) -> Compiled:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            self.compiler.wait(1)
             self.ended += self.compiler.results()
             if self.ended:
                 return self.ended.pop(0)
+            self.compiler.wait(1)
         raise AssertionError("no result came")
+
+    def kill(self) -> Compiled:
+        """End the grammar that is compiled now, and the process with it: its result."""
+        while not self.ended:
+            if (pid := self.compiler.pid) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.compiler.wait(0.2)
+            self.ended += self.compiler.results()
+        return self.next()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """However busy the machine is, what takes no processor time is given up in the one test alone that is about this."""
+    monkeypatch.setattr(grammar_compiler, "_PATIENCE", 1000.0)
 
 
 @pytest.fixture
@@ -73,10 +97,7 @@ def test_a_grammar_comes_back_as_bytes_that_were_prepared_in_the_thread(bench):
 
 
 def started(compiler: GrammarCompiler) -> int:
-    deadline = time.monotonic() + 120
-    while compiler.pid is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: compiler.pid is not None)
     return compiler.pid
 
 
@@ -105,11 +126,8 @@ def test_a_backend_made_at_leisure_takes_the_lowest_priority_and_leaves_the_proc
 def test_a_beginning_that_dies_is_logged_and_the_first_grammar_begins_again(bench, caplog):
     whole, bench.compiler._command = bench.compiler._command, [sys.executable, "-c", "raise SystemExit(3)"]
     bench.compiler.begin()
-    deadline = time.monotonic() + 60
-    while not caplog.records:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert "ended with status 3" in caplog.records[0].message
+    until(lambda: caplog.records)
+    assert "ended with status 3" in caplog.records[0].getMessage()
     bench.compiler._command = whole
     assert bench.compile("a+").error is None
 
@@ -153,16 +171,17 @@ def test_a_grammar_that_takes_too_long_is_an_error_of_its_own(bench):
     result = bench.compile(r"\!spin")
     assert "longer than 0.25 s" in result.error.message
     assert (result.lasting, result.error.status) == (True, 400)
-    assert result.seconds < 30
     assert bench.compile("a+").error is None
     assert bench.compiler.pid != first
 
 
-def test_a_process_that_gets_no_processor_is_not_the_grammars_fault(bench):
-    """It is given six times the grammar's processor time, and replaced then."""
+def test_a_process_that_gets_no_processor_is_not_the_grammars_fault(bench, monkeypatch):
+    """It is given a multiple of the grammar's processor time, and replaced then."""
     bench.compile("a+")
     first = bench.compiler.pid
+    monkeypatch.setattr(grammar_compiler, "_PATIENCE", 6.0)
     result = bench.compile(r"\!sleep")
+    monkeypatch.setattr(grammar_compiler, "_PATIENCE", 1000.0)
     assert "does not get on" in result.error.message
     assert (result.lasting, result.error.status) == (False, 503)
     assert bench.compile("a+").error is None
@@ -175,7 +194,6 @@ def test_a_process_that_is_stopped_is_not_the_grammars_fault(bench):
     result = bench.compile("b+")
     assert "is stopped" in result.error.message
     assert (result.lasting, result.error.status) == (False, 503)
-    assert result.seconds < 30
     assert bench.compile("b+").error is None
 
 
@@ -203,6 +221,7 @@ def test_the_queue_is_bounded_and_what_nobody_waits_for_is_left_out(bound):
     made = Bench(**bound)
     made.compile("a+")
     made.compiler.submit(b"slow", GrammarRequest(kind="regex", value=r"\!sleep"))
+    until(lambda: not made.compiler._jobs)
     request = GrammarRequest(kind="regex", value="a" * 10)
     queued: list[bytes] = []
 
@@ -214,34 +233,32 @@ def test_the_queue_is_bounded_and_what_nobody_waits_for_is_left_out(bound):
     with pytest.raises(GrammarError, match="try again later") as caught:
         fill()
     assert caught.value.status == 503
-    assert 7 <= len(queued) <= 10  # the slow one may still stand in it, or one may have been taken meanwhile
+    assert len(queued) == 8
     for key in queued:
         made.compiler.withdraw(key)
     made.compiler.submit(b"last", request)
-    ended = []
-    while ended[-1:] != [b"last"]:
-        ended.append(made.next().key)
-    assert ended[0] == b"slow"
-    assert len(ended) <= 4
+    assert made.kill().key == b"slow"
+    assert made.next().key == b"last"
     made.compiler.close()
 
 
-def test_who_queues_long_grammars_does_not_hold_up_short_ones(bench):
+def test_who_queues_long_grammars_does_not_hold_up_short_ones(bench, monkeypatch):
+    monkeypatch.setattr(grammar_compiler, "_CHARS_A_SECOND", 1)  # however long it takes to queue these few
     bench.compile("a+")
     bench.compiler.submit(b"slow", GrammarRequest(kind="regex", value=r"\!sleep"))
+    until(lambda: not bench.compiler._jobs)
     for number in range(4):
         bench.compiler.submit(b"long %d" % number, GrammarRequest(kind="regex", value="a?" * 400))
     bench.compiler.submit(b"short", GrammarRequest(kind="regex", value="a"))
-    ended = [bench.next().key for _ in range(6)]
-    assert ended.index(b"short") < ended.index(b"long 3")
-    assert ended.index(b"long 0") < ended.index(b"long 3")
+    assert bench.kill().key == b"slow"
+    assert [bench.next().key for _ in range(5)] == [b"short", b"long 0", b"long 1", b"long 2", b"long 3"]
 
 
 def test_closing_ends_the_process_in_the_middle_of_a_grammar(bench):
     bench.compile("a+")
     pid = bench.compiler.pid
     bench.compiler.submit(b"slow", GrammarRequest(kind="regex", value=r"\!sleep"))
-    time.sleep(0.1)
+    until(lambda: not bench.compiler._jobs)
     bench.compiler.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
