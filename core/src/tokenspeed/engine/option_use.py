@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from tokenspeed.errors import ConfigError
-from tokenspeed.plugins.manager import PluginHost
 from tokenspeed.plugins.options import option_owner
 from tokenspeed.plugins.specs import KVStoreSpec, Spec
+
+if TYPE_CHECKING:
+    from tokenspeed.plugins.manager import PluginHost
 
 __all__ = ["unread_options"]
 

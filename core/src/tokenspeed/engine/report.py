@@ -8,6 +8,7 @@ from tokenspeed import __version__
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.kv_events.config import LOOPBACK, binds, kv_events_of
 from tokenspeed.engine.settings import tier_size
+from tokenspeed.plugins.discovery import BUILTIN
 
 if TYPE_CHECKING:
     from tokenspeed.engine.assembly import Assembly
@@ -49,7 +50,10 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
         lines.append(f"  {'parallel':<17} tensor parallel over {config.parallel.world_size} processes")
     for operation, solution in sorted(config.kernel_overrides.items()):
         lines.append(f"  {'kernel':<17} {operation} = {solution} (--kernel)")
+    store = assembly.choices.get("kv_store")
     for name, values in assembly.plan.options.items():
+        if name == BUILTIN and (store is None or store.winner.plugin != BUILTIN):
+            continue  # its options are those of its KV store
         lines.append(
             f"  {'options':<17} {name}: {', '.join(f'{key}={value}' for key, value in sorted(values.items()))}"
         )

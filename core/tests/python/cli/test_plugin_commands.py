@@ -288,6 +288,14 @@ def test_explain_tells_what_serve_would_warn_of(run: Any, folder: Any, tmp_path:
     assert (lost.code, "serve would end for want of a tokenizer: --chat-template" in lost.out) == (0, True)
 
 
+def test_the_options_of_the_built_in_store_are_shown_where_it_is_used(run: Any) -> None:
+    """Every option of the built-ins is one of that store."""
+    asked = ("explain", "toy", "--device", "cpu", "--plugins", "none")
+    assert "memory_store_mb" not in run(*asked).out
+    used = run(*asked, "--kvstore", "memory").out
+    assert "options           builtin: memory_store_mb=1024\n" in used
+
+
 STORE = """
 @hookimpl
 def tokenspeed_kv_stores():
