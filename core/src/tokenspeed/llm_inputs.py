@@ -121,10 +121,9 @@ def checked_params(params: SamplingParams, limits: Limits) -> SamplingParams:
         "logit_bias": {str(token): bias for token, bias in params.logit_bias},
     }
     fields = parse_object(plain, SamplingFields, {})
-    for name in ("top_p", "repetition_penalty"):
-        # msgspec compares with the smallest number above 0, which is 0 where a library has denormals flushed in the calling thread.
-        if not getattr(fields, name) > 0:
-            raise RequestError(f"{name}: must be above 0, got {plain[name]}", param=name)
+    # msgspec compares with the smallest number above 0, which is 0 where a library has denormals flushed in the calling thread.
+    if not fields.top_p > 0:
+        raise RequestError(f"top_p: must be above 0, got {params.top_p}", param="top_p")
     return sampling_params(
         fields,
         limits,

@@ -173,11 +173,15 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
     """
     if len(request.tools) > _MAX_TOOLS:
         raise RequestError(f"tools: at most {_MAX_TOOLS}, got {len(request.tools)}", param="tools")
+    first: dict[str, int] = {}
     for at, tool in enumerate(request.tools):
         prefix = f"tools[{at}]."
         function = parse_object(
             parse_object(tool, FunctionTool, {}, prefix).function, Function, {}, f"{prefix}function."
         )
+        if first.setdefault(function.name, at) != at:  # no reader of a call could tell whose arguments it has
+            param = f"{prefix}function.name"
+            raise RequestError(f"{param}: tools[{first[function.name]}] has this name", param=param)
         if not isinstance((function.parameters or {}).get("properties", {}), dict):
             param = f"{prefix}function.parameters"
             raise RequestError(f"{param}: a JSON schema's properties are an object", param=param)
