@@ -260,7 +260,7 @@ int32_t Scheduler::FlushCache() {
     const PrefixTree::Evicted evicted = tree_.EvictOne();
     if (!all) events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
   }
-  while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second, false);
+  while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second);
   host_.Flush(!all);
   evicted_pages_.Clear();
   if (all && device + host > 0) events_.Cleared();

@@ -76,8 +76,9 @@ class Scheduler {
   // Drops every cached page that nothing uses, on the device and on the host; returns how many.
   int32_t FlushCache();
 
-  // Brings the last turn of a session back to the device before its next turn comes: pages that the next plan begins to load; 0 where
-  // nothing of it is missing or can be had, -1 where the session is not known.
+  // Brings the last turn of a session back to the device before its next turn comes: pages that it lacks and the host has; 0 where
+  // nothing of it is missing or can be had, -1 where the session is not known. A plan begins to load them once there is room, at most
+  // half of that; after a second it takes what room there is.
   int32_t PrefetchSession(int64_t session, int64_t now_us);
   // Keeps its prefix no longer than others. False where it is not known.
   bool ReleaseSession(int64_t session);
@@ -207,15 +208,19 @@ class Scheduler {
     int64_t until_us;
   };
   struct Tenant {
-    int64_t pages = 0;                            // kept for its sessions
+    int64_t pages = 0;                            // kept for its sessions, each once
     std::set<std::pair<int64_t, int64_t>> ends;  // of these, as session_ends_
   };
-  // False where `pages` more of that tenant are too many; else sessions have given way.
-  bool MakeRoomForSession(const PageHash& tenant, int64_t pages);
-  void CountSession(const PageHash& tenant, int64_t pages, std::pair<int64_t, int64_t> end, bool kept);
+  [[nodiscard]] int64_t RetainBound() const noexcept;
+  // Whether a session of so many pages may be kept if others give way.
+  [[nodiscard]] bool FitsAmongSessions(const PageHash& tenant, int64_t pages) const;
+  // The session that gives way for the new one, which is itself the answer where its tenant has no other.
+  [[nodiscard]] int64_t NextToGiveWay(int64_t newest) const;
+  // Counts the session's pages; answers how many of them, from the first on, others keep too.
+  int32_t CountSession(int64_t id, const Session& session, bool kept);
   void RetainSession(Request& request, FinishReason reason);
   void ExpireSessions();
-  void ForgetSession(int64_t id, bool expired);
+  void ForgetSession(int64_t id);
   void BeginSessionLoads();
   struct PendingSession {
     int64_t id;
@@ -284,7 +289,7 @@ class Scheduler {
   std::set<std::pair<int64_t, int64_t>> session_ends_;  // (until_us, session)
   std::map<PageHash, Tenant> tenants_;                       // those with sessions
   std::set<std::pair<int64_t, PageHash>> tenants_by_pages_;  // (pages, tenant)
-  int64_t retained_pages_ = 0;
+  std::unordered_map<PageHash, int32_t, PageHashHasher> retained_;  // pages of sessions, with how many keep each
   std::vector<PendingSession> pending_sessions_;  // to be brought up by a plan that has room
   std::vector<int64_t> reloaded_;         // told of by the next plan
 

@@ -31,7 +31,7 @@ SchedulerStats Scheduler::Stats() const {
   stats.cache_ops_in_flight = cache_ops_in_flight();
   stats.cache_ops_pending = cache_ops_pending();
   stats.sessions = static_cast<int64_t>(sessions_.size());
-  stats.retained_pages = retained_pages_;
+  stats.retained_pages = static_cast<int64_t>(retained_.size());
   stats.expected_output = output_lengths_.Mean();
   stats.context_weight = prefill_cost_.weight();
   return stats;
@@ -95,12 +95,10 @@ void Scheduler::CheckIntegrity() const {
   require(moving == moving_, "the transfers between host and device are miscounted");
   for (const PendingWrite& write : pending_writes_) ++writes[Find(write.owner)];
   host_.CheckIntegrity(host_pins);
-  int64_t retained = 0;
+  std::unordered_map<PageHash, int32_t, PageHashHasher> retained;
   std::map<PageHash, int64_t> by_tenant;
   for (const auto& [id, session] : sessions_) {
-    const auto pages = static_cast<int64_t>(session.hashes.size());
-    retained += pages;
-    by_tenant[session.tenant] += pages;
+    for (const PageHash& hash : session.hashes) by_tenant[session.tenant] += retained[hash]++ == 0 ? 1 : 0;
     require(session_ends_.contains({session.until_us, id}), "the end of a session is not known");
     const auto tenant = tenants_.find(session.tenant);
     require(tenant != tenants_.end() && tenant->second.ends.contains({session.until_us, id}), "a session is not among its tenant's");
@@ -109,7 +107,8 @@ void Scheduler::CheckIntegrity() const {
   for (const auto& [tenant, pages] : by_tenant) {
     require(tenants_.at(tenant).pages == pages && tenants_by_pages_.contains({pages, tenant}), "the pages of a tenant are miscounted");
   }
-  require(retained == retained_pages_ && session_ends_.size() == sessions_.size(), "sessions are miscounted");
+  require(retained == retained_ && session_ends_.size() == sessions_.size(), "sessions are miscounted");
+  require(static_cast<int64_t>(retained.size()) <= RetainBound(), "sessions keep more than their share");
 
   std::unordered_set<int32_t> slots(slots_.free_ids().begin(), slots_.free_ids().end());
   const auto free_slots = static_cast<int32_t>(slots.size());

@@ -18,11 +18,10 @@ constexpr int64_t kSessionPatienceUs = 1'000'000;  // what a prefetch waits for 
 void Scheduler::RetainSession(Request& request, FinishReason reason) {
   const bool good = reason == FinishReason::kStop || reason == FinishReason::kLength;
   if (request.session < 0 || !good || !config_.enable_prefix_caching) return;
-  ForgetSession(request.session, false);  // the turn before is part of this one, or was another's
+  ForgetSession(request.session);  // the turn before is part of this one, or was another's
   const Residence& residence = *ResidenceOf(request.state);
   const int32_t pages = residence.prefix.depth();
-  if (request.retain_us <= 0 || pages == 0) return;
-  if (!MakeRoomForSession(request.seed, pages)) return;
+  if (request.retain_us <= 0 || pages == 0 || !FitsAmongSessions(request.seed, pages)) return;
 
   Session session{{request.hashes.begin(), request.hashes.begin() + pages}, {}, request.seed, request.adapter, now_us_ + request.retain_us};
   if (events_.on()) {
@@ -31,63 +30,72 @@ void Scheduler::RetainSession(Request& request, FinishReason reason) {
   }
   tree_.Keep(residence.prefix, session.until_us);
   if (host_.on() && MissingOnHost(residence.prefix, 0) > 0) QueueWrite(&request, residence.prefix, 0);
-  CountSession(session.tenant, pages, {session.until_us, request.session}, true);
-  sessions_.emplace(request.session, std::move(session));
+  CountSession(request.session, sessions_.emplace(request.session, std::move(session)).first->second, true);
+  while (static_cast<int64_t>(retained_.size()) > RetainBound()) ForgetSession(NextToGiveWay(request.session));
 }
 
-// Whoever would keep the most then gives way, first the session that ends first: many sessions of one tenant, or long times of theirs,
-// do not push out another's few. One that would keep more than any other and still not fit is not kept.
-bool Scheduler::MakeRoomForSession(const PageHash& tenant, int64_t pages) {
-  const int64_t bound = int64_t{pages_.total()} * config_.retain_percent / 100;
+int64_t Scheduler::RetainBound() const noexcept { return int64_t{pages_.total()} * config_.retain_percent / 100; }
+
+// One that alone would keep as much as any other tenant, and does not fit beside those, is not kept; its tenant loses nothing for it.
+bool Scheduler::FitsAmongSessions(const PageHash& tenant, int64_t pages) const {
   const auto own = tenants_.find(tenant);
-  const int64_t kept = own == tenants_.end() ? 0 : own->second.pages;
-  const auto largest_other = [&] {
-    return std::find_if(tenants_by_pages_.rbegin(), tenants_by_pages_.rend(), [&](const auto& entry) { return !(entry.second == tenant); });
-  };
-  const auto other = largest_other();
+  const int64_t others = static_cast<int64_t>(retained_.size()) - (own == tenants_.end() ? 0 : own->second.pages);
+  const auto other = std::find_if(tenants_by_pages_.rbegin(), tenants_by_pages_.rend(), [&](const auto& entry) { return !(entry.second == tenant); });
   const int64_t others_most = other == tenants_by_pages_.rend() ? 0 : other->first;
-  if (pages > bound || (pages >= others_most && retained_pages_ - kept + pages > bound)) return false;
-  while (retained_pages_ + pages > bound) {
-    const auto most = largest_other();
-    const auto mine = tenants_.find(tenant);
-    const int64_t with_new = pages + (mine == tenants_.end() ? 0 : mine->second.pages);
-    const bool other_gives = mine == tenants_.end() || (most != tenants_by_pages_.rend() && most->first > with_new);
-    ForgetSession((other_gives ? tenants_.at(most->second) : mine->second).ends.begin()->second, false);
-  }
-  return true;
+  return pages <= RetainBound() && (pages < others_most || others + pages <= RetainBound());
 }
 
-void Scheduler::CountSession(const PageHash& tenant, int64_t pages, std::pair<int64_t, int64_t> end, bool kept) {
-  Tenant& entry = tenants_[tenant];
-  tenants_by_pages_.erase({entry.pages, tenant});
-  entry.pages += kept ? pages : -pages;
-  retained_pages_ += kept ? pages : -pages;
+// The tenant that keeps most gives way, first its session that ends first: many sessions of one tenant, or long times of theirs, do not
+// push out another's few.
+int64_t Scheduler::NextToGiveWay(int64_t newest) const {
+  const Tenant& most = tenants_.at(tenants_by_pages_.rbegin()->second);
+  const auto first = most.ends.begin();
+  return first->second == newest && most.ends.size() > 1 ? std::next(first)->second : first->second;
+}
+
+int32_t Scheduler::CountSession(int64_t id, const Session& session, bool kept) {
+  int32_t shared = 0;
+  for (const PageHash& hash : session.hashes) {
+    if (kept) {
+      shared += ++retained_[hash] > 1 ? 1 : 0;
+    } else if (const auto found = retained_.find(hash); --found->second == 0) {
+      retained_.erase(found);
+    } else {
+      ++shared;
+    }
+  }
+  const int64_t own = static_cast<int64_t>(session.hashes.size()) - shared;
+  const std::pair<int64_t, int64_t> end{session.until_us, id};
+  Tenant& tenant = tenants_[session.tenant];
+  tenants_by_pages_.erase({tenant.pages, session.tenant});
+  tenant.pages += kept ? own : -own;
   if (kept) {
     session_ends_.insert(end);
-    entry.ends.insert(end);
+    tenant.ends.insert(end);
   } else {
     session_ends_.erase(end);
-    entry.ends.erase(end);
+    tenant.ends.erase(end);
   }
-  if (entry.ends.empty()) tenants_.erase(tenant);
-  else tenants_by_pages_.emplace(entry.pages, tenant);
+  if (tenant.ends.empty()) tenants_.erase(session.tenant);
+  else tenants_by_pages_.emplace(tenant.pages, session.tenant);
+  return shared;
 }
 
-void Scheduler::ForgetSession(int64_t id, bool expired) {
+// What others keep too is the beginning of its path, for a page's hash names all before it.
+void Scheduler::ForgetSession(int64_t id) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
-  tree_.Unkeep(found->second.hashes, expired);
-  CountSession(found->second.tenant, static_cast<int64_t>(found->second.hashes.size()), {found->second.until_us, id}, false);
+  tree_.Unkeep(found->second.hashes, CountSession(id, found->second, false));
   sessions_.erase(found);
 }
 
 void Scheduler::ExpireSessions() {
-  while (!session_ends_.empty() && session_ends_.begin()->first <= now_us_) ForgetSession(session_ends_.begin()->second, true);
+  while (!session_ends_.empty() && session_ends_.begin()->first <= now_us_) ForgetSession(session_ends_.begin()->second);
 }
 
 bool Scheduler::ReleaseSession(int64_t session) {
   if (!sessions_.contains(session)) return false;
-  ForgetSession(session, false);
+  ForgetSession(session);
   return true;
 }
 
@@ -116,7 +124,8 @@ void Scheduler::BeginSessionLoads() {
     const auto found = sessions_.find(pending.id);
     if (found == sessions_.end()) continue;
     const int32_t room = (Available() + 1) / 2;
-    if (room == 0 || (room < pending.pages && now_us_ < pending.patient_until_us && PagesLeaving() > 0)) {
+    // Without room nothing frees but a transfer or a running request; both are waited for as long.
+    if (now_us_ < pending.patient_until_us && (room == 0 || (room < pending.pages && PagesLeaving() > 0))) {
       pending_sessions_.push_back(pending);
       continue;
     }

@@ -435,6 +435,27 @@ TEST(Sessions, TogetherKeepABoundedShareAndTheFirstToEndGivesWay) {
   EXPECT_EQ(h.Stats().retained_pages, 3);
 }
 
+// Forked agents: one history, several sessions.
+TEST(Sessions, ThatShareAPrefixKeepItForEachOtherAndCountItOnce) {
+  TierHarness h({.base = Small(), .host_pages = 0});
+  h.Submit(Turn(h, 1, 1, 0, 25, 50'000));
+  h.Drain();
+  h.Submit(Turn(h, 2, 2, 0, 29, 10'000));
+  h.Drain();
+  EXPECT_EQ(h.Stats().sessions, 2);
+  EXPECT_EQ(h.Stats().retained_pages, 7) << "six of them are both's";
+  EXPECT_TRUE(h.scheduler.ReleaseSession(2));
+  EXPECT_EQ(h.Stats().retained_pages, 6);
+  h.Serve(3, 1'000, 40);  // pushes out everything that is not kept
+  h.Serve(4, 0, 29);
+  EXPECT_EQ(Cached(h, 4), 24);
+  EXPECT_TRUE(h.scheduler.ReleaseSession(1));
+  EXPECT_EQ(h.Stats().retained_pages, 0);
+  h.Serve(5, 2'000, 60);
+  h.Serve(6, 0, 29);
+  EXPECT_LT(Cached(h, 6), 24) << "released, it goes like any other";
+}
+
 // Small() has 16 pages, of which sessions keep 8.
 TEST(Sessions, OfTheTenantWithMostGiveWayHoweverLongTheirTimes) {
   TierHarness h({.base = Small()});
