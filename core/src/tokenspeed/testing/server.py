@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -117,19 +117,28 @@ async def running(
     ready: bool = True,
     hung_after_s: float = 5.0,
     heartbeat_s: float = 1.0,
+    busy_limit_s: float = 60.0,
+    pids: Sequence[int] = (),
 ) -> AsyncIterator[Running]:
     """Serve on free ports while the block runs.
 
     Args:
         script: what requests get, or a text that all get. step_s: pause between the engine's steps.
         tool_parser, reasoning_parser: classes of parsers. grammar_checker: of a grammar backend. ready: whether the engine says so at once.
-        hung_after_s, heartbeat_s: the watch over the engine.
+        hung_after_s, heartbeat_s, busy_limit_s: the watch over the engine. pids: processes whose work counts as the engine's.
     """
     tokenizer = tokenizer or ByteTokenizer()
     engine = FakeEngine(text_reply(script) if isinstance(script, str) else script, step_s=step_s)
     engine.info = msgspec.structs.replace(engine.info, max_model_len=max_model_len, vocab_size=tokenizer.vocab_size)
     await engine.start(ready=ready)
-    client = EngineClient(engine.to_engine, engine.from_engine, hung_after_s=hung_after_s, heartbeat_s=heartbeat_s)
+    client = EngineClient(
+        engine.to_engine,
+        engine.from_engine,
+        hung_after_s=hung_after_s,
+        heartbeat_s=heartbeat_s,
+        busy_limit_s=busy_limit_s,
+        pids=pids,
+    )
     llm = AsyncLLM(client, tokenizer)
     config = config or ServingConfig(port=0)
     context = ServerContext(

@@ -14,13 +14,15 @@ import zmq
 
 from tokenspeed.builtin.memory_store import MemoryStore
 from tokenspeed.config import EngineConfig
+from tokenspeed.engine import build
 from tokenspeed.engine import tiers as tiers_module
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.local import LocalEngine
 from tokenspeed.errors import ConfigError
-from tokenspeed.interfaces.kvstore import Frame, KVNamespace
+from tokenspeed.interfaces.kvstore import Frame, KVNamespace, KVStoreContext
 from tokenspeed.messages import SamplingParams, TierStats, TokenOutput
 from tokenspeed.runtime import store_lane
+from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.page_copies import PageMove, ThreadCopies
 from tokenspeed.weights.describe import describe_model
 
@@ -221,6 +223,46 @@ def test_the_store_gives_what_device_and_host_have_lost(engine: Make, expected: 
     assert figures.prefetched == 54
     assert figures.lookup_hits == 6
     assert figures.prefetched_bytes > 0
+
+
+def test_engines_share_pages_exactly_where_what_they_write_is_equal(
+    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One store for all of them: another element type, of the model or of the cache, or another page size finds nothing in it."""
+    shared: dict[str, Any] = {}
+    monkeypatch.setattr(tiers_module, "KVStoreContext", lambda **fields: KVStoreContext(**{**fields, "shared": shared}))
+    run(engine(**STORE))
+    for change, found in (
+        ({}, 36),
+        ({"dtype": "bfloat16"}, 0),
+        ({"kv_cache_dtype": "bfloat16"}, 0),
+        ({"block_size": 2 * PAGE}, 0),
+    ):
+        tokens, ends = run(engine(**{**STORE, **change}))
+        assert from_store(ends) == [found] * 6, change
+        assert change or tokens == expected
+
+
+def test_each_rank_has_namespaces_of_its_own(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank holds of a layer is found by the same rank of as many, and by nobody else."""
+    made: list[tuple[Any, ...]] = []
+    proper = build.make_cache
+
+    def noted(*arguments: Any, rank: int, world_size: int) -> CacheExecutor | None:
+        made.append(arguments)
+        return proper(*arguments, rank=rank, world_size=world_size)
+
+    monkeypatch.setattr(build, "make_cache", noted)
+    engine(**STORE)
+    ids: list[str] = []
+    for rank, world_size in ((0, 1), (0, 2), (1, 2), (1, 4)):
+        executor = proper(*made[0], rank=rank, world_size=world_size)
+        assert executor is not None
+        assert executor.store is not None
+        assert {(space.rank, space.world_size) for space in executor.store.namespaces} == {(rank, world_size)}
+        ids += [space.id for space in executor.store.namespaces]
+        executor.close()
+    assert len(set(ids)) == len(ids)
 
 
 def test_less_than_the_threshold_is_not_asked_for(engine: Make, expected: list[list[int]]) -> None:

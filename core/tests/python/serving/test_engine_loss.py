@@ -129,13 +129,13 @@ async def test_a_server_that_stood_still_does_not_take_its_engine_for_hung() -> 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="CPU time of other processes is read from /proc")
 async def test_an_engine_that_works_and_says_nothing_has_longer_until_it_counts_as_hung() -> None:
     """A single step may be long. The process that works is this one."""
-    limits = {"hung_after_s": 0.1, "busy_limit_s": 1.5, "heartbeat_s": 0.05}
+    limits = {"hung_after_s": 0.5, "busy_limit_s": 2.5, "heartbeat_s": 0.05}
     async with running(**limits, pids=[os.getpid()]) as server:  # type: ignore[arg-type]
         client = server.context.llm.client
         began_s = time.monotonic()
         server.engine.answering = False
         await until(lambda: client.hung)
-        assert time.monotonic() - began_s > 1  # what was heard last may be a heartbeat old
+        assert time.monotonic() - began_s > 1.5  # what was heard last may be some heartbeats old
         assert (await server.http.get("/health")).status_code == 503
         server.engine.answering = True
         await until(lambda: not client.hung)
