@@ -74,9 +74,10 @@ class RunningServer:
             time.sleep(0.02)
 
     def engines(self) -> list[int]:
-        """Process ids of the engine's ranks."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child.pid for child in children if "tokenspeed.engine" in " ".join(child.cmdline())]
+        """Process ids of the engine's ranks. What these start themselves, as the process that compiles grammars, is none."""
+        return [
+            child.pid for child in psutil.Process(self.process.pid).children() if "tokenspeed.engine" in child.cmdline()
+        ]
 
     def wait_ready(self, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
