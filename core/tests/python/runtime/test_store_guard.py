@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -200,6 +201,24 @@ def test_a_save_that_raises_does_not_stop_loads(bench: Bench) -> None:
     bench.script.clear()
     assert bench.until_up(lane=1)
     assert bench.save(4) == 4
+
+
+def test_pauses_grow_while_probes_pass_and_calls_fail(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: each save fails and each probe passes. What has worked for a while is asked again soon."""
+    clock = [1e6]
+    monkeypatch.setattr(store_lane, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    lane = bench.guard.lanes[1]
+    for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        bench.script["put"] = raising(OSError("full"))
+        bench.save(4)
+        assert not lane.up
+        assert lane.attend() == pytest.approx(pause_s)
+        clock[0] += pause_s
+        until(lambda: lane.attend() is None)
+        assert lane.up
+    clock[0] += 31
+    bench.save(4)
+    assert lane.attend() == pytest.approx(0.5)
 
 
 def test_a_store_that_hangs_costs_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
