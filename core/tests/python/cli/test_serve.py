@@ -100,9 +100,9 @@ def test_plug_01_a_plugin_sees_the_life_of_the_server_process_and_of_the_engine_
         assert process.stdout is not None
         serving = next(line for line in process.stdout if line.startswith("Serving "))
         base = serving.split()[3].removesuffix("/v1")
-        assert httpx.get(f"{base}/health", timeout=10).status_code == 200
+        assert httpx.get(f"{base}/health", timeout=60).status_code == 200
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0, errors
@@ -148,7 +148,7 @@ def test_what_the_engine_made_of_the_memory_is_printed_before_it_serves(site: Pa
             if line.startswith("Serving "):
                 break
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0, errors
