@@ -27,13 +27,12 @@ def tokenizer_of(assembly: Assembly, serving: ServingConfig) -> Tokenizer:
 
 def unread_tools(assembly: Assembly, tokenizer: Tokenizer) -> str:
     """What to tell where calls can be forced and the model learns of no tool; an empty text otherwise."""
+    from tokenspeed.serving.rendering import UNREAD_TOOLS
+
     template = tokenizer.template_for(True)
     if assembly.tool_parser is None or template is None or template.reads_tools:
         return ""
-    return (
-        "the chat template does not read tools: the model is not told which functions there are; "
-        "give a template that does with --chat-template, or describe them in a system message"
-    )
+    return UNREAD_TOOLS
 
 
 def forewarn(assembly: Assembly, serving: ServingConfig) -> list[str]:
