@@ -9,7 +9,7 @@ import torch
 from tokenspeed.errors import PluginError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, LayerKV
 from tokenspeed.interfaces.batch import ForwardBatch
-from tokenspeed_plugin_attention_mla.work import LatentWork, processors_of
+from tokenspeed_plugin_attention_mla.work import LatentWork, processors_of, tiles_of
 
 __all__ = ["MlaBackend"]
 
@@ -43,6 +43,7 @@ class MlaBackend(AttentionBackend):
             max_queries=ctx.max_tokens * ctx.q_heads,
             processors=processors_of(ctx.device),
             device=ctx.device,
+            tiles=tiles_of(ctx.device, ctx.kv_dtype),
         )
 
     def bind_layers(self, layers: Sequence[AttentionLayer]) -> None:

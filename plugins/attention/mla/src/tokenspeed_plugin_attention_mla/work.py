@@ -12,7 +12,7 @@ from tokenspeed_plugin_attention_mla.attend import ITEM_FIELDS, attend_items, me
 from tokenspeed_plugin_attention_mla.early import early_launch
 from tokenspeed_plugin_attention_mla.plan import plan_decode, plan_extend
 
-__all__ = ["TILES", "LatentWork", "Staged", "Tiling", "tiling_for"]
+__all__ = ["TILES", "TILES_FP8", "TILES_ROCM", "LatentWork", "Staged", "Tiling", "processors_of", "tiles_of", "tiling_for"]
 
 _LOG2E = 1.4426950408889634
 
@@ -24,7 +24,7 @@ class Tiling:
     Attributes:
         queries: BM of the kernel; ``latents`` is its BN.
         swap: transposed products.
-        warps, stages: of a program.
+        warps, stages: of a program; tiles that cross pages are fetched ``scattered`` stages ahead.
         residency: programs that share a multiprocessor.
     """
 
@@ -33,6 +33,7 @@ class Tiling:
     swap: bool = False
     warps: int = 4
     stages: int = 3
+    scattered: int = 4
     residency: int = 1
 
 
@@ -40,8 +41,17 @@ class Tiling:
 TILES: tuple[Tiling, ...] = (
     Tiling(queries=16, latents=32, warps=4, stages=3, residency=2),
     Tiling(queries=32, latents=64, warps=8, stages=3),
-    Tiling(queries=64, latents=64, warps=8, stages=2),
+    Tiling(queries=64, latents=64, warps=8, stages=2, scattered=3),
 )
+
+#: Latents of fp8 are widened in registers, which larger tiles have not got.
+TILES_FP8: tuple[Tiling, ...] = (
+    Tiling(queries=16, latents=32, warps=8, stages=3),
+    Tiling(queries=32, latents=32, warps=8, stages=3),
+)
+
+#: CDNA 3 has 64 KiB of local memory.
+TILES_ROCM: tuple[Tiling, ...] = (Tiling(queries=16, latents=16, warps=4, stages=1, scattered=1, residency=2),)
 
 
 def tiling_for(queries: int, tiles: tuple[Tiling, ...] = TILES) -> Tiling:
@@ -202,14 +212,23 @@ class LatentWork:
         q, latents, page_table, *_ = arguments
         wide = q.element_size() == 4
         fp8 = latents.element_size() == 1
+        in_page = self.page_size % tiling.latents == 0
+        stages = 1 if wide else tiling.stages if in_page else tiling.scattered
         compute = tl.float32 if wide else tl.float16 if fp8 or q.dtype is torch.float16 else tl.bfloat16
         attend_items[(tiles * groups,)](
             *arguments, items, ranges, out, self._acc, self._max_sum,
             self.heads, width * self.heads, page_table.stride(0), latents.stride(0), scale * kv_scale * _LOG2E, kv_scale,
             BLOCKS=tiles, RANK=self.rank, ROPE=self.rope, PAGE=self.page_size, BM=tiling.queries, BN=tiling.latents,
-            STEP=self.rank + self.rope, SWAP=tiling.swap, IN_PAGE=self.page_size % tiling.latents == 0, COMPUTE=compute,
-            num_warps=tiling.warps, num_stages=1 if wide else tiling.stages,
+            STEP=self.rank + self.rope, SWAP=tiling.swap, IN_PAGE=in_page, COMPUTE=compute,
+            num_warps=tiling.warps, num_stages=stages,
         )  # fmt: skip
+
+
+def tiles_of(device: torch.device, kv_dtype: torch.dtype) -> tuple[Tiling, ...]:
+    """The tilings for latents of ``kv_dtype`` on ``device``."""
+    if device.type == "cuda" and torch.version.hip is not None:
+        return TILES_ROCM
+    return TILES_FP8 if kv_dtype.itemsize == 1 else TILES
 
 
 def processors_of(device: torch.device) -> int:
