@@ -74,7 +74,9 @@ class AttentionBackendSuite:
             if "mla" in supports.kinds:
                 for lay, size, dtype, kv, (heads, rank, rope) in self._latent_setups(supports.layouts, sizes, dtypes):
                     unique.append((lay, size, dtype, kv, (heads, 1), rank + rope, rank))
-                    ids.append(f"{lay}-page {size}-{dtype}{kv and f' over {kv}'}-{heads} heads, latents of {rank}+{rope}")
+                    ids.append(
+                        f"{lay}-page {size}-{dtype}{kv and f' over {kv}'}-{heads} heads, latents of {rank}+{rope}"
+                    )
             metafunc.parametrize("setup", unique, ids=ids, indirect=True)
 
     @classmethod
@@ -140,11 +142,12 @@ class AttentionBackendSuite:
         setup.check(extend=[(Session(), 19)], decode=[(session, 1) for session in sessions])
 
     def test_queries_of_heads(self, setup: _Bench) -> None:
-        """Prompts whose queries are not absorbed, behind a prefix and fresh."""
+        """Prompts whose queries are not absorbed, fresh ones and others behind a prefix."""
         if not setup.latent:
             pytest.skip("the other kinds absorb nothing")
         sessions = setup.grown(3, 18)
-        setup.check_heads([(sessions[1], 9), (Session(), 19), (sessions[0], 1)], nope=16, v_dim=24)
+        setup.check_heads([(Session(), 19), (Session(), 1), (Session(), 40)], nope=32, v_dim=16)
+        setup.check_heads([(sessions[1], 9), (Session(), 19), (sessions[0], 1)], nope=32, v_dim=16)
 
     def test_window(self, setup: _Bench) -> None:
         """A layer with a sliding window beside one without."""

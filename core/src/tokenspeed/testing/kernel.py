@@ -24,7 +24,13 @@ __all__ = ["KernelSuite"]
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Which arguments are pages, and one step of e4m3: the reference may have rounded to either side.
-_PAGES = {"cache.write": (2, 3), "cache.write_latent": (2,), "rope.qkv_rope_write": (6, 7), "attention.decode": (1, 2), "attention.extend": (1, 2)}
+_PAGES = {
+    "cache.write": (2, 3),
+    "cache.write_latent": (2,),
+    "rope.qkv_rope_write": (6, 7),
+    "attention.decode": (1, 2),
+    "attention.extend": (1, 2),
+}
 _FP8_STEP = 2.0**-3
 
 

@@ -9,9 +9,15 @@ import torch
 from tokenspeed.errors import PluginError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer, LayerKV
 from tokenspeed.interfaces.batch import ForwardBatch
+from tokenspeed_plugin_attention_mla.expand import ExpandedPrefill, worth_expanding
 from tokenspeed_plugin_attention_mla.work import LatentWork, processors_of, tiles_of
 
 __all__ = ["MlaBackend"]
+
+
+def _tiled(size: int) -> bool:
+    """Whether an axis of ``size`` elements is a tile of the kernels: a power of two from 16 on."""
+    return size >= 16 and size & (size - 1) == 0
 
 
 class MlaBackend(AttentionBackend):
@@ -29,11 +35,17 @@ class MlaBackend(AttentionBackend):
             raise PluginError(
                 f"attention backend mla serves cache groups of kind mla, not {group.kind}; use --attention-backend triton"
             )
-        if any(size < 16 or size & (size - 1) for size in (rank, rope)):
+        if not all(_tiled(size) for size in (rank, rope)):
             raise PluginError(
                 f"attention backend mla takes latents of a power of two of elements and another of rotated ones, from 16 on, not {rank} and {rope}; "
                 "use --attention-backend torch"
             )
+        self._expanded = ExpandedPrefill(
+            max_rows=ctx.max_rows,
+            max_tokens=ctx.max_tokens,
+            workspace_bytes=int(ctx.options.get("workspace_mb", 1024)) * 2**20,
+            device=ctx.device,
+        )
         self._work = LatentWork(
             heads=ctx.q_heads,
             rank=rank,
@@ -74,6 +86,7 @@ class MlaBackend(AttentionBackend):
         host, extends = batch.host, batch.num_extend_rows
         if extends:
             self._work.prepare_extend(host.context_lens[:extends], host.query_lens[:extends])
+            self._expanded.prepare(host.context_lens[:extends], host.query_lens[:extends])
         if batch.num_rows > extends:
             self._work.prepare(host.seq_lens[extends:], batch.decode_width)
 
@@ -86,6 +99,32 @@ class MlaBackend(AttentionBackend):
             batch.page_tables[self.ctx.group_index][:rows],
             batch.seq_lens[:rows],
             batch.query_start[: rows + 1],
+            scale=layer.scale,
+            kv_scale=layer.kv_scale,
+        )
+
+    def forward_extend_heads(
+        self, q: torch.Tensor, kv: LayerKV, layer: AttentionLayer, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """Expands the latents where that takes fewer operations than absorbing the queries."""
+        up, group, rows, host = layer.latent, self.ctx.group, batch.num_extend_rows, batch.host
+        assert up is not None, "layers of latents bring their projections"
+        rank, nope, v_dim = group.v_head_dim, up.keys.shape[1], up.values.shape[1]
+        if not all(_tiled(size) for size in (nope, v_dim)) or not worth_expanding(
+            host.context_lens[:rows],
+            host.query_lens[:rows],
+            rank=rank,
+            rope=group.head_dim - rank,
+            nope=nope,
+            v_dim=v_dim,
+        ):
+            return super().forward_extend_heads(q, kv, layer, batch)
+        return self._expanded.run(
+            q,
+            kv.k,
+            batch.page_tables[self.ctx.group_index][:rows],
+            batch.query_start[: rows + 1],
+            up,
             scale=layer.scale,
             kv_scale=layer.kv_scale,
         )

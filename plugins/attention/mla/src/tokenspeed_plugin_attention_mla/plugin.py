@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed.plugins import AttentionBackendSpec, AttentionSupport, KernelSpec, Priority, hookimpl
+from tokenspeed.plugins import AttentionBackendSpec, AttentionSupport, KernelSpec, OptionSpec, Priority, hookimpl
 
 _NEEDS = ("triton>=3.4",)
 _PLATFORMS = ("cuda", "rocm")
@@ -19,7 +19,10 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
         layouts=("NHD", "HND"),
         page_sizes=(64, 32, 16),
     )
-    target, text = "tokenspeed_plugin_attention_mla.backend:MlaBackend", "multi-head latent attention, latents read once"
+    target, text = (
+        "tokenspeed_plugin_attention_mla.backend:MlaBackend",
+        "multi-head latent attention, latents read once",
+    )
     return [
         AttentionBackendSpec(
             name="mla",
@@ -31,6 +34,15 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
             description=text,
         )
     ]
+
+
+@hookimpl
+def tokenspeed_options() -> list[OptionSpec]:
+    """Workspace size."""
+    text = (
+        "memory in MiB for the expanded keys and values of prompts; heads are done in turns where all at once need more"
+    )
+    return [OptionSpec(name="workspace_mb", type=int, default=1024, minimum=16, help=text)]
 
 
 @hookimpl

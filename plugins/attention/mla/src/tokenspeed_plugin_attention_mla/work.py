@@ -12,7 +12,17 @@ from tokenspeed_plugin_attention_mla.attend import ITEM_FIELDS, attend_items, me
 from tokenspeed_plugin_attention_mla.early import early_launch
 from tokenspeed_plugin_attention_mla.plan import plan_decode, plan_extend
 
-__all__ = ["TILES", "TILES_FP8", "TILES_ROCM", "LatentWork", "Staged", "Tiling", "processors_of", "tiles_of", "tiling_for"]
+__all__ = [
+    "TILES",
+    "TILES_FP8",
+    "TILES_ROCM",
+    "LatentWork",
+    "Staged",
+    "Tiling",
+    "processors_of",
+    "tiles_of",
+    "tiling_for",
+]
 
 _LOG2E = 1.4426950408889634
 

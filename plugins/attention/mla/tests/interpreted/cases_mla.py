@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tokenspeed_plugin_attention_mla.expand import ExpandedPrefill, worth_expanding
 from tokenspeed_plugin_attention_mla.pack import write_latent
 from tokenspeed_plugin_attention_mla.work import TILES, LatentWork, Tiling
 
 from tokenspeed.builtin.kernels import attention as reference
 from tokenspeed.builtin.kernels import cache as reference_cache
+from tokenspeed.interfaces.attention import LatentUp
 
 SMALL = (Tiling(queries=16, latents=16), Tiling(queries=32, latents=16))
 SWAPPED = tuple(replace(tile, swap=True) for tile in SMALL)
@@ -18,7 +20,9 @@ SWAPPED = tuple(replace(tile, swap=True) for tile in SMALL)
 class Case:
     """Rows of latents over shuffled pages; what was never written is NaN, table entries past a row's pages are no pages."""
 
-    def __init__(self, lengths, *, heads=16, width=1, page=16, rank=32, rope=16, layout="NHD", fp8=False, tiles=SMALL, seed=0):
+    def __init__(
+        self, lengths, *, heads=16, width=1, page=16, rank=32, rope=16, layout="NHD", fp8=False, tiles=SMALL, seed=0
+    ):
         torch.manual_seed(seed)
         self.heads, self.width, self.rank, self.layout = heads, width, rank, layout
         self.scale, self.kv_scale = (rank + rope) ** -0.5, 0.25 if fp8 else 1.0
@@ -61,7 +65,14 @@ class Case:
         start = torch.arange(len(self.lengths) + 1, dtype=torch.int32) * self.width
         self.work.prepare(self.lengths.numpy() if planned is None else planned, self.width)
         got = self.work.decode(
-            q, self.latents, self.table, self.lengths, start + before, width=self.width, scale=self.scale, kv_scale=self.kv_scale
+            q,
+            self.latents,
+            self.table,
+            self.lengths,
+            start + before,
+            width=self.width,
+            scale=self.scale,
+            kv_scale=self.kv_scale,
         )
         return got, self.expect(q, start)
 
@@ -138,6 +149,29 @@ def test_extend_equals_the_reference(lengths, new, heads):
     case.work.prepare_extend(case.lengths.numpy() - count, count)
     got = case.work.extend(q, case.latents, case.table, case.lengths, start, scale=case.scale, kv_scale=case.kv_scale)
     close(got, case.expect(q, start))
+
+
+@pytest.mark.parametrize("workspace", [2**20, 1], ids=["all heads at once", "head by head"])
+@pytest.mark.parametrize(
+    ("lengths", "new", "fp8"), [((1, 16, 37), (1, 16, 5), False), ((50, 17), (2, 17), True), ((8, 30), (0, 12), False)]
+)
+def test_prompts_over_expanded_latents_equal_absorbed_ones(lengths, new, fp8, workspace):
+    case = Case(lengths, heads=3, page=16, layout="HND", fp8=fp8)
+    start = torch.tensor([0, *np.cumsum(new)], dtype=torch.int32)
+    up = LatentUp(keys=torch.randn(3, 32, 32) / 4, values=torch.randn(3, 16, 32) / 4)
+    q = torch.randn(int(start[-1]), 3, 32 + 16)
+    count = np.array(new, dtype=np.int32)
+    prefill = ExpandedPrefill(max_rows=8, max_tokens=64, workspace_bytes=workspace, device=torch.device("cpu"))
+    prefill.prepare(case.lengths.numpy() - count, count)
+    got = prefill.run(q, case.latents, case.table, start, up, scale=case.scale, kv_scale=case.kv_scale)
+    close(got, up.project(case.expect(up.absorb(q), start)), 1e-4)
+
+
+def test_expansion_pays_for_prompts_and_not_for_a_few_tokens_after_a_long_context():
+    sizes = {"rank": 512, "rope": 64, "nope": 128, "v_dim": 128}
+    assert worth_expanding(np.array([0, 0]), np.array([1000, 3]), **sizes)
+    assert worth_expanding(np.array([8192]), np.array([2048]), **sizes)
+    assert not worth_expanding(np.array([8192]), np.array([16]), **sizes)
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
