@@ -66,7 +66,7 @@ class AttentionBackendSuite:
             chosen += [(supports.layouts[0], sizes[0], dtypes[0], "", h, dim) for h in self.heads for dim in dims]
             if not supports.kv_dtypes or "fp8" in supports.kv_dtypes:
                 chosen += [(lay, sizes[0], dtypes[0], "fp8", *first) for lay in supports.layouts]
-            unique = list(dict.fromkeys(chosen)) if {"mha", "gqa"} & set(supports.kinds) else []
+            unique: list[tuple[Any, ...]] = list(dict.fromkeys(chosen)) if {"mha", "gqa"} & set(supports.kinds) else []
             ids = [
                 f"{lay}-page {size}-{dtype}{kv and f' over {kv}'}-{h[0]}/{h[1]} heads of {dim}"
                 for lay, size, dtype, kv, h, dim in unique

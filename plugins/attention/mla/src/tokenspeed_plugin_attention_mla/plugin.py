@@ -4,34 +4,28 @@ from __future__ import annotations
 
 from tokenspeed.plugins import AttentionBackendSpec, AttentionSupport, KernelSpec, OptionSpec, Priority, hookimpl
 
-_NEEDS = ("triton>=3.4",)
-_PLATFORMS = ("cuda", "rocm")
+_PACKAGE = "tokenspeed_plugin_attention_mla"
+_DTYPES = ("bf16", "fp16", "fp32")
 
 
 @hookimpl
 def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
     """The one backend of this plugin."""
-    supports = AttentionSupport(
-        kinds=("mla",),
-        dtypes=("bf16", "fp16", "fp32"),
-        kv_dtypes=("bf16", "fp16", "fp32", "fp8"),
-        head_dims=(576, 320),
-        layouts=("NHD", "HND"),
-        page_sizes=(64, 32, 16),
-    )
-    target, text = (
-        "tokenspeed_plugin_attention_mla.backend:MlaBackend",
-        "multi-head latent attention, latents read once",
-    )
     return [
         AttentionBackendSpec(
             name="mla",
-            target=target,
+            target=f"{_PACKAGE}.backend:MlaBackend",
             priority=Priority.PERFORMANT,
-            platforms=_PLATFORMS,
-            requires=_NEEDS,
-            supports=supports,
-            description=text,
+            platforms=("cuda", "rocm"),
+            requires=("triton>=3.4",),
+            supports=AttentionSupport(
+                kinds=("mla",),
+                dtypes=_DTYPES,
+                kv_dtypes=(*_DTYPES, "fp8"),
+                head_dims=(576, 320),
+                page_sizes=(64, 32, 16),
+            ),
+            description="multi-head latent attention, each latent read once",
         )
     ]
 
@@ -51,15 +45,13 @@ def tokenspeed_kernels() -> list[KernelSpec]:
     return [
         KernelSpec(
             name="triton",
-            target="tokenspeed_plugin_attention_mla.pack:write_latent",
-            priority=Priority.PORTABLE,
-            platforms=_PLATFORMS,
-            requires=_NEEDS,
+            target=f"{_PACKAGE}.pack:write_latent",
+            platforms=("cuda", "rocm"),
+            requires=("triton>=3.4",),
             family="cache",
             mode="write_latent",
             features=frozenset({"kv_fp8", "kv_bf16", "kv_fp16", "kv_fp32"}),
-            dtypes=("bf16", "fp16", "fp32"),
-            layouts=("NHD", "HND"),
+            dtypes=_DTYPES,
             description="both parts of a row in one pass, fp8 with a scale",
         )
     ]
