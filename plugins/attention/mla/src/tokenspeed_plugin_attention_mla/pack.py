@@ -12,7 +12,7 @@ from tokenspeed_plugin_attention_mla.early import early_launch
 __all__ = ["write_latent"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def pack_rows(
     c_ptr, r_ptr, cache_ptr, slot_ptr, tokens, s_c, s_r, s_page, s_pos, page_size, scale,
     RANK: tl.constexpr, ROPE: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BT: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
