@@ -43,7 +43,7 @@ class Tiling:
     swap: bool = False
     warps: int = 4
     stages: int = 3
-    scattered: int = 4
+    scattered: int = 5
     residency: int = 1
 
 
