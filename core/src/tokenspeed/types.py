@@ -29,7 +29,8 @@ class CacheGroup:
     """A set of layers whose cache is allocated together, declared by the model.
 
     Attributes:
-        kind: ``full`` (window and recurrent groups arrive with the models that have them).
+        kind: ``full``, or ``mla`` for latents: one row of ``head_dim`` elements a token, ``kv_heads`` 1, whose first ``v_head_dim`` elements are the value
+            too (window and recurrent groups arrive with the models that have them).
         layers: the layer indices in the group.
         kv_heads: KV heads of one layer on this rank.
         head_dim: elements of a key head.
@@ -44,4 +45,5 @@ class CacheGroup:
 
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes that one token of context takes in this group on this rank."""
-        return len(self.layers) * self.kv_heads * (self.head_dim + self.v_head_dim) * element_bytes
+        values = 0 if self.kind == "mla" else self.v_head_dim
+        return len(self.layers) * self.kv_heads * (self.head_dim + values) * element_bytes

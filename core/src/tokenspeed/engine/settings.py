@@ -87,7 +87,9 @@ def attention_shape(config: Mapping[str, Any]) -> AttentionShape:
         head_dim = int(text.get("head_dim") or text["hidden_size"] // q_heads)
     except KeyError as error:
         raise ConfigError(f"the model's configuration has no {error.args[0]!r}, which attention is chosen by") from None
-    kind = "mla" if text.get("kv_lora_rank") else "mha" if kv_heads == q_heads else "gqa"
+    kind = "mha" if kv_heads == q_heads else "gqa"
+    if text.get("kv_lora_rank"):
+        kind, kv_heads, head_dim = "mla", 1, int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim") or 0)
     return AttentionShape(
         kind=kind,
         head_dim=head_dim,

@@ -72,7 +72,10 @@ class KVPool:
         for group, page_size, pages in zip(self.groups, self.page_sizes, self.num_pages, strict=True):
             for index in group.layers:
                 k = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.head_dim), dtype, device)
-                v = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.v_head_dim), dtype, device)
+                if group.kind == "mla":
+                    v = k[..., : group.v_head_dim]
+                else:
+                    v = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.v_head_dim), dtype, device)
                 self._layers[index] = LayerKV(k=k, v=v)
 
     def layer(self, index: int) -> LayerKV:
@@ -87,7 +90,7 @@ class KVPool:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the pool."""
-        return [tensor for kv in self._layers.values() for tensor in (kv.k, kv.v)]
+        return [tensor for index in range(len(self.groups)) for _, own in self.page_tensors(index) for tensor in own]
 
     @property
     def nbytes(self) -> int:
@@ -95,8 +98,11 @@ class KVPool:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def page_tensors(self, group: int) -> list[tuple[int, tuple[torch.Tensor, ...]]]:
-        """(layer, tensors) of each layer of a group, in order; the first axis of every tensor is its pages."""
-        return [(layer, (self._layers[layer].k, self._layers[layer].v)) for layer in self.groups[group].layers]
+        """(layer, tensors) of each layer of a group, in order; the first axis of every tensor is its pages. Values that are a part of the keys are not told of
+        again."""
+        latent = self.groups[group].kind == "mla"
+        kvs = [(layer, self._layers[layer]) for layer in self.groups[group].layers]
+        return [(layer, (kv.k,) if latent else (kv.k, kv.v)) for layer, kv in kvs]
 
     def use_transfers(self, wait_layer: Callable[[int], None]) -> None:
         """From now on ``wait_layer(layer)`` is called before each layer reads its pages."""
