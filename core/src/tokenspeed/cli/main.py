@@ -73,6 +73,8 @@ def _run(args: list[str]) -> int:
     configure_logging(top.parse(args[:at]).log_level)
     target, text = _command(name)
     module = importlib.import_module(target)
+    if "%(prog)" in text:  # the one thing that argparse looks for in a description
+        text = text.replace("%", "%%")
     parser = Parser(prog=f"tokenspeed {name}", description=f"{text[:1].upper()}{text[1:]}.")
     module.add_arguments(parser)
     code: int = module.run(parser.parse(args[at + 1 :]))
@@ -110,7 +112,8 @@ def _add_commands(top: Parser, plugin_commands: list[Contribution[CommandSpec]])
     for name, (_, text) in COMMANDS.items():
         commands.add_parser(name, help=text)
     for c in plugin_commands:
-        commands.add_parser(c.spec.name, help=f"{c.spec.help} (plugin {c.plugin})")
+        text = f"{c.spec.help} (plugin {c.plugin})".replace("%", "%%")  # argparse fills values in
+        commands.add_parser(c.spec.name, help=text)
 
 
 def _plugin_commands(host: PluginHost | None) -> list[Contribution[CommandSpec]]:
