@@ -89,7 +89,16 @@ def _launch_and_serve(
         tokenizer = tokenizer_of(assembly, serving)
         if warning := unread_tools(assembly, tokenizer):
             logging.getLogger(__name__).warning("%s", warning)
-        code, reason = _serve(assembly, serving, sockets, handle, tokenizer, announce)
+        ready = False
+
+        def once_ready(info: EngineInfo) -> None:
+            nonlocal ready
+            ready = True
+            announce(info)
+
+        code, reason = _serve(assembly, serving, sockets, handle, tokenizer, once_ready)
+        if code == 130 or (code == 0 and not ready):  # forced, or while the engine starts, when it reads no messages
+            handle.kill()
         handle.wait(5.0)
         failure = handle.poll()
         if code == 1 and failure is not None and failure.kind == "config":
