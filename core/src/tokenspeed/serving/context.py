@@ -21,7 +21,7 @@ from tokenspeed.serving.protocol.sampling import Limits
 from tokenspeed.serving.protocol.sessions import Session, session_of
 from tokenspeed.serving.tokenizer import NoTokenizer
 
-__all__ = ["HttpRequest", "ServerContext", "context_of"]
+__all__ = ["HttpRequest", "ServerContext", "check_header", "context_of"]
 
 _OWN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 HttpRequest = Request[Any, Any, Any]
@@ -121,6 +121,8 @@ class ServerContext:
         self, request: HttpRequest, session_id: str | None, retain_s: float | None, *, salt: str | None, choices: int
     ) -> Session:
         """The session that the body's fields or the headers name. Raises ``RequestError``, see ``protocol.sessions``."""
+        for name in ("X-Session-Id", "X-Retain-S"):
+            check_header(request, name)
         cached = bool(self.llm.info.config.get("enable_prefix_caching", True))
         return session_of(
             request.headers, session_id, retain_s, salt=(salt or "").encode(), choices=choices, cached=cached
@@ -141,3 +143,9 @@ class ServerContext:
 def context_of(request: HttpRequest) -> ServerContext:
     """The context that ``build_app`` put into the application's state."""
     return cast(ServerContext, request.app.state["context"])
+
+
+def check_header(request: HttpRequest, name: str) -> None:
+    """Raises ``RequestError`` where a header is there more than once and its values contradict each other."""
+    if len(set(request.headers.getall(name, []))) > 1:
+        raise RequestError(f"{name}: given more than once, with different values; give one", param=name)

@@ -84,6 +84,21 @@ async def test_what_makes_no_sense_is_refused_by_name(path: str) -> None:
         assert server.engine.requests == []
 
 
+async def test_headers_that_contradict_themselves_are_refused_by_name() -> None:
+    """A proxy may have added one of its own; one that only repeats the other is fine."""
+    async with running() as server:
+        for name, values in (("X-Session-Id", ("a", "b")), ("X-Retain-S", ("5", "6"))):
+            for path, body in ROUTES.items():
+                headers = [(name, value) for value in values]
+                response = await server.http.post(path, json={**body, "session_id": "a"}, headers=headers)
+                assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+        salts = [("X-Cache-Salt", "a"), ("X-Cache-Salt", "b")]
+        assert (await server.http.delete("/v1/sessions/s", headers=salts)).json()["error"]["param"] == "X-Cache-Salt"
+        assert server.engine.requests == []
+        twice = [("X-Session-Id", "a"), ("X-Session-Id", "a")]
+        assert (await server.http.post("/generate", json={"text": "hi"}, headers=twice)).status_code == 200
+
+
 async def test_a_session_goes_on_from_one_answer() -> None:
     async with running() as server:
         for response in (
