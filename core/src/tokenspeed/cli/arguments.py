@@ -339,6 +339,8 @@ def serving_config(args: argparse.Namespace) -> ServingConfig:
     for field, flag in (("api_key", "--api-key or TOKENSPEED_API_KEY"), ("served_model_name", "--served-model-name")):
         if not all(text.strip() for text in settings.get(field, ())):
             raise ConfigError(f"{flag}: an empty text is given; give one or leave it out")
+        if field in settings:
+            settings[field] = tuple(dict.fromkeys(settings[field]))
     fields = {field: value for field, value in settings.items() if field in _names(ServingConfig)}
     if not fields.get("served_model_name") and settings.get("model"):
         fields["served_model_name"] = (settings["model"],)

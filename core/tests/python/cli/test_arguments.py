@@ -42,6 +42,11 @@ def test_defaults_are_those_of_the_configs() -> None:
     assert serving == ServingConfig(served_model_name=("m",))
 
 
+def test_a_name_or_key_that_is_given_twice_is_one() -> None:
+    _, serving = configs("m", "--served-model-name", "a", "b", "a", "--api-key", "k", "k")
+    assert (serving.served_model_name, serving.api_key) == (("a", "b"), ("k",))
+
+
 def test_every_setting_has_a_flag_of_its_name() -> None:
     """A setting without a flag cannot be reached; a flag without a setting would be dropped."""
     flags = {flag.field for flag in (*ENGINE_FLAGS, *SERVING_FLAGS)}
