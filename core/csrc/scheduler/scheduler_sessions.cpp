@@ -134,7 +134,7 @@ void Scheduler::BeginSessionLoads() {
     const int32_t begin = position.depth();
     LoadBackOp made;
     made.pin = tree_.Pin(position);
-    const int32_t end = std::min(reach, begin + room);
+    const int32_t end = std::min(reach, begin + std::min(room, Available()));  // less than before where the pin took some
     if (end <= begin) continue;
     made.hashes.assign(session.hashes.begin(), session.hashes.begin() + end);
     if (events_.on()) made.tokens.assign(session.tokens.begin(), session.tokens.begin() + ptrdiff_t{end} * page_size_);
