@@ -190,3 +190,19 @@ def test_a_session_keeps_its_prefix_and_is_brought_up_before_its_next_turn() -> 
     assert engine.scheduler.prefetch_session(5, engine.now) == missing - len(plan.load_back_row)
     assert engine.scheduler.release_session(5)
     assert not engine.scheduler.release_session(5)
+
+
+def test_a_prefetch_whose_own_prefix_is_the_last_page_to_be_had_takes_no_page() -> None:
+    """Pinning the part that is there takes it from what can be evicted for the rest."""
+    engine = Engine(make_config(pages=4, budget=100, host=16, retain_percent=100))
+    serve(engine, 1, list(range(9)), session=5, retain_us=1_000_000)  # two pages are kept, and on the host
+    engine.submit(2, list(range(500, 511)), 2)  # takes three of the four: the second of the kept ones goes
+    engine.plan()
+    stats = engine.scheduler.stats()
+    assert (stats.pages_free, stats.pages_cached) == ([0], [1])
+    assert engine.scheduler.prefetch_session(5, engine.now) == 1
+    engine.advance()
+    assert not engine.plan().load_back_op.size
+    engine.scheduler.check_integrity()
+    engine.advance()
+    engine.drain()
