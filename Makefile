@@ -113,9 +113,12 @@ fuzz: test-cpp-sanitized ## Three times a million random scheduler operations un
 
 # With ARGS="-k name", one half may well hold no such test: pytest's status 5.
 NONE_IS_FINE = $(if $(strip $(ARGS)), || [ $$? = 5 ])
+# The C++ suite compiles on every processor: it runs before those that have a thread or a process to wait for.
+CPP_SUITE := core/tests/python/scheduler/test_cpp_suite.py
 # The acceptance tests start real servers and look at the clock: they run alone, after the others.
 test-python: $(STAMPS)/dev $(STAMPS)/model ## pytest over core, plugins and tests (ARGS="-k name")
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --ignore tests/acceptance $(ARGS)$(NONE_IS_FINE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(CPP_SUITE) $(ARGS)$(NONE_IS_FINE)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --ignore tests/acceptance --ignore $(CPP_SUITE) $(ARGS)$(NONE_IS_FINE)
 	@$(BIN)/python -m pytest -q tests/acceptance $(ARGS)$(NONE_IS_FINE)
 
 test-slow: $(STAMPS)/dev $(STAMPS)/model ## The slow tests: greedy equality, long fuzz runs, load

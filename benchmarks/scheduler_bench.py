@@ -9,7 +9,8 @@ step, and ``cache_us`` is the time of those answers, over the steps that had any
 
 Every run of a row makes the same plans, so two more figures tell where its slow ones come from: ``p999_runs``, each run's p99.9, of which
 the best stands as ``p999``; and ``own``, the percentiles of each step's least time over the runs. A step that is slow by what it does is slow in every
-run and stays in ``own``; an interruption strikes another step each time and does not.
+run and stays in ``own``; an interruption strikes another step each time and does not. The row ``nothing`` is the yardstick for both: loops
+that do nothing for about as long as the steps of 160 decodes take, timed the same way.
 """
 
 from __future__ import annotations
@@ -222,6 +223,37 @@ def decode_row(rows: int, context: int, plans: int, shared: int = 0) -> Driver:
     return driver
 
 
+def nothing_row(plans: int) -> Driver:
+    """Loops of 8, 2 and 5 us that touch no memory: what is slow in here is the machine."""
+    driver = Driver(64, 1)
+    clock = time.perf_counter_ns
+
+    def turns(microseconds: float) -> range:
+        times = []
+        for _ in range(100):
+            start = clock()
+            for _ in range(1000):
+                pass
+            times.append(clock() - start)
+        return range(int(microseconds * 1e6 / min(times)))
+
+    plan, events, advance = turns(8), turns(2), turns(5)
+    for _ in range(plans):
+        start = clock()
+        for _ in plan:
+            pass
+        planned = clock()
+        for _ in events:
+            pass
+        ready = clock()
+        for _ in advance:
+            pass
+        driver.advance_ns.append(clock() - ready)
+        driver.events_ns.append(ready - planned)
+        driver.plan_ns.append(planned - start)
+    return driver
+
+
 def crossing_row(rows: int, context: int, plans: int) -> Driver:
     """Only the steps in which every row takes a new page; the advance before each publishes every row's full page."""
     # One step takes all prompts, so that all rows stand at the same place in their pages.
@@ -313,6 +345,7 @@ def scenarios(plans: int, runs: int) -> Iterator[tuple[str, Callable[[], Result]
     def evict(pages: int) -> Callable[[], Result]:
         return lambda: min((evict_row(pages, 50) for _ in range(min(runs, 3))), key=lambda result: float(result["ms"]))
 
+    yield "nothing", row(nothing_row, plans)
     for rows in (16, 64, 160):
         yield f"decode_{rows}x50k", row(decode_row, rows, context, plans)
     yield "decode_160x50k_all_cross", row(crossing_row, 160, context, min(plans, 1280))

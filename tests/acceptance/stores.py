@@ -12,6 +12,8 @@ import sysconfig
 import time
 from pathlib import Path
 
+from tokenspeed.testing.ports import ReservedPorts
+
 __all__ = ["FileStore", "MooncakeStore", "RedisStore", "Store", "unavailable"]
 
 
@@ -32,16 +34,6 @@ def unavailable(name: str) -> str:
     return ""
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 def wait_for_port(port: int) -> None:
     end = time.monotonic() + 60
     while True:
@@ -58,8 +50,9 @@ class Store:
 
     flags: tuple[str, ...]
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ports: int = 1) -> None:
         self.folder = folder
+        self.reserved = ReservedPorts(ports)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run(self, *command: str | Path) -> None:
@@ -79,6 +72,7 @@ class Store:
         self.send(signal.SIGKILL)
         for process in self._processes:
             process.wait(20)
+        self.reserved.close()
 
     def damage(self) -> bool:
         """Change a byte of every page; False where a store offers no way."""
@@ -106,7 +100,7 @@ class RedisStore(Store):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        (self.port,) = free_ports(1)
+        (self.port,) = self.reserved.ports
         self.flags = ("--kvstore", "redis", "--set", f"kvstore-redis.url=redis://127.0.0.1:{self.port}/0")
         self.run("redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "")
         wait_for_port(self.port)
@@ -126,8 +120,8 @@ class MooncakeStore(Store):
     """A master, and a client that holds the memory."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        rpc, metrics, port = free_ports(3)
+        super().__init__(folder, ports=3)
+        rpc, metrics, port = self.reserved.ports
         scripts = Path(sysconfig.get_path("scripts"))
         self.flags = ("--kvstore", "mooncake", "--set", f"kvstore-mooncake.master=127.0.0.1:{rpc}")
         self.run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,27 +28,13 @@ def write_plugin(folder: Path, name: str, source: str) -> None:
     (info / "entry_points.txt").write_text(f"[tokenspeed.plugins]\n{name} = {module}\n")
 
 
-def test_listing_is_fast_and_imports_no_torch() -> None:
-    """Under half a second with every plugin installed: the best of three, since the machine may be busy."""
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        done = run("plugins", "list")
-        times.append(time.perf_counter() - begin)
-        assert done.returncode == 0, done.stderr
+def test_listing_names_every_plugin_and_imports_no_torch() -> None:
+    """The command line's own tests measure how long it takes."""
+    done = run("plugins", "list")
+    assert done.returncode == 0, done.stderr
     assert "models-llama" in done.stdout
-    assert min(times) < 0.5
     code = "import sys; from tokenspeed.cli.main import main; status = main(['plugins', 'list']); assert 'torch' not in sys.modules; sys.exit(status)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
-
-
-def test_help_is_fast() -> None:
-    times = []
-    for _ in range(3):
-        begin = time.perf_counter()
-        assert run("serve", "--help").returncode == 0
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 1.0
 
 
 def test_an_unknown_plugin_is_refused_naming_the_nearest() -> None:

@@ -29,6 +29,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hermes": (f"{_P}hermes.parser:HermesToolParser", ()),
     "json": (f"{_P}json.tools:JsonToolParser", ()),
     "llama3_json": (f"{_P}llama.json_calls:LlamaJsonToolParser", ("<|python_tag|>",)),
+    "pythonic": (f"{_P}llama.pythonic:PythonicToolParser", ("<|python_start|>", "<|python_end|>")),
     "mistral": (f"{_P}mistral.tools:MistralToolParser", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
     "qwen3_coder": (f"{_P}qwen.coder:QwenCoderToolParser", ()),
     "glm45": (f"{_P}glm.tools:GlmToolParser", ("<tool_call>", "</tool_call>", "<arg_key>", "<arg_value>")),
@@ -64,6 +65,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
             "<|tool_calls_section_end|>",
         ),
     ),
+    "kimi_k3": (f"{_P}kimi.xtml:KimiK3ToolParser", ("<|open|>", "<|close|>", "<|sep|>")),
     "gpt_oss": (
         f"{_P}gpt_oss.parsers:HarmonyToolParser",
         ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
@@ -72,6 +74,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
 #: Text that walks try to write wherever they may.
 _NASTY = (
     "</tool_call>", "<tool_call>", "</function>", "<parameter=", "</parameter>", "<arg_key>", "</arg_value>", "</invoke>", "<invoke name=", "&amp;",
+    "<|open|>call", "<|close|>call", "<|close|>argument<|sep|>",
     "</｜DSML｜invoke>", "<｜DSML｜parameter", "\n</", '{"name": "', '"}', "}}", "]", "[ARGS]", "<|call|>", "<|end|>", "```", "null", " ", "\n\n", "\\",
 )  # fmt: skip
 HELD = ("f", "get_it", "a.b-c")
@@ -153,6 +156,11 @@ _LEAVES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
+#: What names begin with, and those of arguments where a family's format bounds them.
+_KEYS = ("k", "größe", "a-b", "x y")
+KEYS = {"pythonic": ("k", "größe", "a_b", "Xy")}
+
+
 def random_schema(rng: random.Random, depth: int) -> dict[str, Any]:
     kind = rng.random()
     if depth < 2 and kind < 0.15:
@@ -160,8 +168,8 @@ def random_schema(rng: random.Random, depth: int) -> dict[str, Any]:
     return random_object(rng, depth + 1) if depth < 2 and kind < 0.35 else dict(rng.choice(_LEAVES))
 
 
-def random_object(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    keys = [rng.choice(("k", "größe", "a-b", "x y")) + str(at) for at in range(rng.randrange(4))]
+def random_object(rng: random.Random, depth: int = 0, keys: tuple[str, ...] = _KEYS) -> dict[str, Any]:
+    keys = tuple(rng.choice(keys) + str(at) for at in range(rng.randrange(4)))
     return {
         "type": "object",
         "properties": {key: random_schema(rng, depth) for key in keys},
@@ -170,11 +178,11 @@ def random_object(rng: random.Random, depth: int = 0) -> dict[str, Any]:
     }
 
 
-def random_tools(rng: random.Random) -> list[dict[str, Any]]:
-    """Three tools, some of which take any object or no arguments."""
+def random_tools(rng: random.Random, keys: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Three tools, some of which take any object or no arguments; their names begin with ``keys``."""
     tools = []
     for name in HELD:
-        function: dict[str, Any] = {"name": name, "parameters": random_object(rng)}
+        function: dict[str, Any] = {"name": name, "parameters": random_object(rng, 0, keys)}
         if (kind := rng.random()) < 0.2:
             function["parameters"] = {"type": "object"}
         elif kind < 0.3:
@@ -200,7 +208,7 @@ def check_walks(family: str, seeds: range) -> int:
     parser, ended = parser_of(family), 0
     for seed in seeds:
         rng = random.Random(seed)
-        tools = random_tools(rng)
+        tools = random_tools(rng, KEYS.get(family, _KEYS))
         required, parallel, names = rng.random() < 0.8, rng.random() < 0.5, rng.choice((None, ("get_it",)))
         tag = parser.structural_tag(tools, names=names, required=required, parallel=parallel)
         assert tag is not None
@@ -236,7 +244,8 @@ def test_parsers_read_what_grammars_let_through_in_many_walks(family: str) -> No
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_that_grammars_must_not_let_through(family: str) -> None:
-    """With strict tools under auto there is any text, but no call other than the tools': what the family writes for an undeclared one is rejected."""
+    """With strict tools under auto there is any text, but no call other than the tools': what the family writes for an undeclared one is rejected, or is
+    text to the parser as well."""
     tools = [{"type": "function", "function": {"name": "f"}}]
     other = json.loads(json.dumps(tools).replace('"f"', '"g"'))
     parser, one = parser_of(family), walker(family)
@@ -251,4 +260,4 @@ def test_calls_that_grammars_must_not_let_through(family: str) -> None:
     matcher = one.backend.compile(GrammarRequest(kind="structural_tag", value=value)).matcher()
     hello = list(b"a < b, {1} [2]\n") if family != "gpt_oss" else list(b"<|channel|>final<|message|>a < b")
     assert all(matcher.accept(token) for token in hello)
-    assert not all(matcher.accept(token) for token in text.encode())
+    assert not all(matcher.accept(token) for token in text.encode()) or not read(parser, tools, text)[1]

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/tour.md", "docs/glossary.md", "benchmarks/README.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/tour.md",
+    "docs/glossary.md",
+    "docs/models.md",
+    "benchmarks/README.md",
+)
 NAME = re.compile(r"`(tokenspeed(?:\.\w+)+)(?::(\w+)(?:\.(\w+))?)?`")
 FILE = re.compile(r"`((?:core|plugins|tests|docs|examples|benchmarks)/[\w./-]+)`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)[^)]*\)")

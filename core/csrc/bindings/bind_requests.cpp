@@ -44,6 +44,14 @@ void BindRequests(py::module_& module) {
       .value("FAIL", Outcome::kFail)
       .value("RELOAD", Outcome::kReload)
       .finalize();
+  py::native_enum<HitCut>(module, "HitCut", "enum.IntEnum", "Why the cache gave a prompt no more than it did, at its first admission.")
+      .value("NONE", HitCut::kNone)
+      .value("NEW", HitCut::kNew)
+      .value("EVICTED", HitCut::kEvicted)
+      .value("REUSE_BOUND", HitCut::kReuseBound)
+      .value("STORE_TIMEOUT", HitCut::kStoreTimeout)
+      .value("LOAD_FAILED", HitCut::kLoadFailed)
+      .finalize();
   py::native_enum<RowRefusal>(module, "RowRefusal", "enum.IntEnum", "Why the result of a row was not taken.")
       .value("NONE", RowRefusal::kNone)
       .value("LATE", RowRefusal::kLate)
@@ -112,6 +120,7 @@ void BindRequests(py::module_& module) {
       .def_readonly("cached_tokens", &RequestInfo::cached_tokens)
       .def_readonly("host_tokens", &RequestInfo::host_tokens)
       .def_readonly("storage_tokens", &RequestInfo::storage_tokens)
+      .def_readonly("hit_cut", &RequestInfo::hit_cut)
       .def_readonly("retractions", &RequestInfo::retractions)
       .def_readonly("queued_us", &RequestInfo::queued_us)
       .def_readonly("first_scheduled_us", &RequestInfo::first_scheduled_us)

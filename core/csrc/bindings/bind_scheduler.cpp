@@ -112,6 +112,7 @@ void BindScheduler(py::module_& module) {
       .def_readonly("lookups", &SchedulerStats::lookups)
       .def_readonly("lookup_hits", &SchedulerStats::lookup_hits)
       .def_readonly("prefetch_timeouts", &SchedulerStats::prefetch_timeouts)
+      .def_property_readonly("hits_cut", [](const SchedulerStats& stats) { return std::vector<int64_t>(stats.hits_cut.begin(), stats.hits_cut.end()); })
       .def_readonly("reloads", &SchedulerStats::reloads);
 
   py::class_<SharedScheduler, SharedPtr>(module, "Scheduler", "Turns requests into plans, and results into the next state of requests.")

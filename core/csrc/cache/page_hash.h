@@ -21,6 +21,7 @@ namespace tokenspeed {
 struct PageHash {
   std::array<uint8_t, 16> bytes{};
   friend bool operator==(const PageHash& a, const PageHash& b) noexcept { return std::memcmp(a.bytes.data(), b.bytes.data(), 16) == 0; }
+  friend bool operator<(const PageHash& a, const PageHash& b) noexcept { return std::memcmp(a.bytes.data(), b.bytes.data(), 16) < 0; }
 };
 
 // For hash maps: the bytes are uniform already.

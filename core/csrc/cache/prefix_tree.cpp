@@ -164,9 +164,9 @@ void PrefixTree::Keep(const NodePin& pin, int64_t until_us) noexcept {
   for (PrefixNode* node = pin.node_; node->parent_ != nullptr; node = node->parent_) node->keep_until_us_ = std::max(node->keep_until_us_, until_us);
 }
 
-void PrefixTree::Unkeep(std::span<const PageHash> hashes, bool expired_only) noexcept {
+void PrefixTree::Unkeep(std::span<const PageHash> hashes, int32_t from) noexcept {
   for (PrefixNode* node = Match(hashes, static_cast<int32_t>(hashes.size())).node_; node->parent_ != nullptr; node = node->parent_) {
-    if (expired_only && node->keep_until_us_ > now_us_) continue;  // another keeps it longer
+    if (node->begin() < from) return;
     node->keep_until_us_ = 0;
     if (!static_cast<ListLink<LruTag>*>(node)->linked()) continue;
     kept_.Remove(*node);

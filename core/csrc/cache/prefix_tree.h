@@ -165,8 +165,8 @@ class PrefixTree {
   }
   // Keeps the pinned path above others until that time: it is evicted only when nothing else is left.
   void Keep(const NodePin& pin, int64_t until_us) noexcept;
-  // Ends that for the cached prefix of `hashes`, or what is over of it by now.
-  void Unkeep(std::span<const PageHash> hashes, bool expired_only) noexcept;
+  // Ends that for what is cached of `hashes` from page `from` on, as far as the edges let tell it apart from what stands before.
+  void Unkeep(std::span<const PageHash> hashes, int32_t from) noexcept;
   void SetNow(int64_t now_us) noexcept { now_us_ = now_us; }
 
   // Looks at up to `pages` of the pages that would be evicted next. A pin for each leaf on which `wanted(hash)` holds for one of

@@ -12,7 +12,7 @@ enum class CacheGroupKind : int32_t {
   kRecurrent = 2,  // a page is a state; those at multiples of page_size tokens can be kept
 };
 
-// Group 0 is full, and its pages are the blocks in which prefixes are named and shared (docs/decisions/0001-hybrid-prefix-cache.md).
+// Group 0 is full, and its pages are the blocks in which prefixes are named and shared (docs/decisions/0002-hybrid-prefix-cache.md).
 struct CacheGroupConfig {
   int32_t page_size = 16;  // tokens; window groups as group 0, recurrent ones a multiple of it
   int32_t num_pages = 0;   // full groups as group 0: they share their page ids

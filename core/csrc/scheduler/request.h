@@ -18,6 +18,7 @@
 #include "cache/page_hash.h"
 #include "cache/prefix_tree.h"
 #include "scheduler/inflight_prefixes.h"
+#include "scheduler/results.h"
 #include "scheduler/states.h"
 
 namespace tokenspeed {
@@ -97,6 +98,8 @@ struct Request : PrefixWaiter {
   int32_t cached_tokens = -1;  // at first admission; -1 before
   int32_t host_tokens = 0;     // of those, loaded back from the host
   int32_t storage_tokens = 0;  // of those, brought by the store below for this request
+  HitCut hit_cut = HitCut::kNone;  // why there were no more
+  bool fetch_timed_out = false;
   int32_t retractions = 0;
   int64_t queued_us = 0;
   int64_t first_scheduled_us = -1;

@@ -1,6 +1,7 @@
 // What the calls of a scheduler answer.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -41,6 +42,17 @@ enum class RowRefusal : int32_t {
   kBadOutcome,  // not an Outcome, FINISH for a chunk that yields no token, or RELOAD for a row that waits for no load
 };
 inline constexpr size_t kRowRefusalCount = 5;
+
+// Why the cache gave a prompt no more than it did, at its first admission.
+enum class HitCut : int32_t {
+  kNone = 0,        // it gave every full page before the last token
+  kNew,             // the next page is none that it remembers
+  kEvicted,         // it had the next page, and gave it up for want of room
+  kReuseBound,      // max_reuse_tokens: prompt log probabilities are computed
+  kStoreTimeout,    // the store below did not answer in time
+  kLoadFailed,      // the host or the store had it, and it did not come
+};
+inline constexpr size_t kHitCutCount = 6;
 
 enum class AbortRefusal : int32_t { kNone = 0, kUnknown, kFinished, kAborting };
 inline constexpr size_t kAbortRefusalCount = 4;
@@ -89,6 +101,7 @@ struct SchedulerStats {
   int64_t host_full = 0;  // pages that were not copied to the host because every page of it was in use
   int64_t lookups = 0, lookup_hits = 0;
   int64_t prefetch_timeouts = 0;
+  std::array<int64_t, kHitCutCount> hits_cut{};  // first admissions, by why the cache gave no more
   int64_t reloads = 0;  // requests whose prefix did not come back from the host
 };
 
@@ -102,6 +115,7 @@ struct RequestInfo {
   int32_t cached_tokens = 0;  // found in the cache at first admission
   int32_t host_tokens = 0;    // of those, loaded back from the host
   int32_t storage_tokens = 0;  // of those, brought by the store below for this request
+  HitCut hit_cut = HitCut::kNone;  // why there were no more
   int32_t retractions = 0;
   int64_t queued_us = 0;
   int64_t first_scheduled_us = -1;  // -1: not yet

@@ -29,6 +29,7 @@ Scheduler::Scheduler(SchedulerConfig config)
       pages_(config_.groups[0].num_pages),
       slots_(config_.max_num_seqs),
       host_(config_.groups[0].host_pages, events_),
+      evicted_pages_(int64_t{config_.groups[0].num_pages} + config_.groups[0].host_pages),
       occupancy_(static_cast<size_t>(config_.max_num_seqs), 0) {
   for (size_t index = 1; index < config_.groups.size(); ++index) {
     if (config_.groups[index].kind != CacheGroupKind::kFull) adjuncts_.emplace_back(config_, index, adjuncts_.size());
@@ -237,6 +238,7 @@ PageLease Scheduler::TakePage() {
   ++totals_.evicted_pages;
   PrefixTree::Evicted evicted = EvictOne();
   events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
+  evicted_pages_.Add(evicted.hash);
   return std::move(evicted.page);
 }
 
@@ -262,8 +264,9 @@ int32_t Scheduler::FlushCache() {
     const PrefixTree::Evicted evicted = EvictOne();
     if (!all) events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
   }
-  while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second, false);
+  while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second);
   host_.Flush(!all);
+  evicted_pages_.Clear();
   if (all && device + host > 0) events_.Cleared();
   return device + host;
 }

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "cache/adjunct_cache.h"
+#include "cache/evicted_pages.h"
 #include "cache/host_cache.h"
 #include "cache/kv_events.h"
 #include "cache/page_pool.h"
@@ -78,8 +79,9 @@ class Scheduler {
   // Drops every cached page that nothing uses, on the device and on the host; returns how many.
   int32_t FlushCache();
 
-  // Brings the last turn of a session back to the device before its next turn comes: pages that the next plan begins to load; 0 where
-  // nothing of it is missing or can be had, -1 where the session is not known.
+  // Brings the last turn of a session back to the device before its next turn comes: pages that it lacks and the host has; 0 where
+  // nothing of it is missing or can be had, -1 where the session is not known. A plan begins to load them once there is room, at most
+  // half of that; after a second it takes what room there is.
   int32_t PrefetchSession(int64_t session, int64_t now_us);
   // Keeps its prefix no longer than others. False where it is not known.
   bool ReleaseSession(int64_t session);
@@ -193,6 +195,8 @@ class Scheduler {
   void LoadBack(Request& request, Residence& residence, int32_t from, int32_t to);
   void MeasureRoom();
   [[nodiscard]] int32_t MatchLimit(const Request& request) const;
+  // Why its prefix in the cache ends after `reach` pages.
+  [[nodiscard]] HitCut CutOf(const Request& request, int32_t reach) const;
   [[nodiscard]] int32_t GrowthPages(const Request& request) const;
 
   // ---- scheduler_advance.cpp ----
@@ -247,12 +251,24 @@ class Scheduler {
   struct Session {
     std::vector<PageHash> hashes;  // of its last turn
     std::vector<int32_t> tokens;   // of those pages, where events tell of them
+    PageHash tenant;               // whose pages it can share: salt and adapter
     int64_t adapter;
     int64_t until_us;
   };
+  struct Tenant {
+    int64_t pages = 0;                            // kept for its sessions, each once
+    std::set<std::pair<int64_t, int64_t>> ends;  // of these, as session_ends_
+  };
+  [[nodiscard]] int64_t RetainBound() const noexcept;
+  // Whether a session of so many pages may be kept if others give way.
+  [[nodiscard]] bool FitsAmongSessions(const PageHash& tenant, int64_t pages) const;
+  // The session that gives way for the new one, which is itself the answer where its tenant has no other.
+  [[nodiscard]] int64_t NextToGiveWay(int64_t newest) const;
+  // Counts the session's pages; answers how many of them, from the first on, others keep too.
+  int32_t CountSession(int64_t id, const Session& session, bool kept);
   void RetainSession(Request& request, FinishReason reason);
   void ExpireSessions();
-  void ForgetSession(int64_t id, bool expired);
+  void ForgetSession(int64_t id);
   void BeginSessionLoads();
   struct PendingSession {
     int64_t id;
@@ -287,6 +303,7 @@ class Scheduler {
   SlotPool slots_;
   HostCache host_;
   std::deque<AdjunctGroup> adjuncts_;  // a deque: they stay where they are
+  EvictedPages evicted_pages_;
   PrefixTree tree_;
   InflightPrefixes inflight_prefixes_;
 
@@ -327,7 +344,9 @@ class Scheduler {
   std::deque<Deadline> fetch_deadlines_;  // the earliest first: all wait equally long
   std::unordered_map<int64_t, Session> sessions_;
   std::set<std::pair<int64_t, int64_t>> session_ends_;  // (until_us, session)
-  int64_t retained_pages_ = 0;
+  std::map<PageHash, Tenant> tenants_;                       // those with sessions
+  std::set<std::pair<int64_t, PageHash>> tenants_by_pages_;  // (pages, tenant)
+  std::unordered_map<PageHash, int32_t, PageHashHasher> retained_;  // pages of sessions, with how many keep each
   std::vector<PendingSession> pending_sessions_;  // to be brought up by a plan that has room
   std::vector<int64_t> reloaded_;         // told of by the next plan
 

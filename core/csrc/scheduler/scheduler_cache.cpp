@@ -208,6 +208,7 @@ void Scheduler::ExpireFetches() {
     fetch_deadlines_.pop_front();
     if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) continue;
     ++totals_.prefetch_timeouts;
+    request->fetch_timed_out = true;
     EndFetch(*request);
   }
 }
@@ -376,6 +377,9 @@ void Scheduler::Reload(Request& request) {
     totals_.storage_hit_tokens -= request.storage_tokens;
     request.cached_tokens -= request.first_load_tokens;
     request.first_load_tokens = request.host_tokens = request.storage_tokens = 0;
+    --totals_.hits_cut[static_cast<size_t>(request.hit_cut)];
+    request.hit_cut = HitCut::kLoadFailed;
+    ++totals_.hits_cut[static_cast<size_t>(request.hit_cut)];
   }
   request.load_failed = request.load_unsettled = false;
   request.computed = 0;

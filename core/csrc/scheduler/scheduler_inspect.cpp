@@ -1,4 +1,5 @@
 // Looking at a scheduler from outside: statistics, one request, and the invariants.
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
@@ -41,7 +42,7 @@ SchedulerStats Scheduler::Stats() const {
   stats.cache_ops_in_flight = cache_ops_in_flight();
   stats.cache_ops_pending = cache_ops_pending();
   stats.sessions = static_cast<int64_t>(sessions_.size());
-  stats.retained_pages = retained_pages_;
+  stats.retained_pages = static_cast<int64_t>(retained_.size());
   stats.expected_output = output_lengths_.Mean();
   stats.context_weight = prefill_cost_.weight();
   return stats;
@@ -65,6 +66,7 @@ std::optional<RequestInfo> Scheduler::InfoOf(int64_t id) const {
   info.cached_tokens = request.cached_tokens < 0 ? 0 : request.cached_tokens;
   info.host_tokens = request.host_tokens;
   info.storage_tokens = request.storage_tokens;
+  info.hit_cut = request.hit_cut;
   info.retractions = request.retractions;
   info.queued_us = request.queued_us;
   info.first_scheduled_us = request.first_scheduled_us;
@@ -170,12 +172,20 @@ void Scheduler::CheckIntegrity() const {
   require(moving == moving_, "the transfers between host and device are miscounted");
   for (const PendingWrite& write : pending_writes_) ++writes[Find(write.owner)];
   host_.CheckIntegrity(host_pins);
-  int64_t retained = 0;
+  std::unordered_map<PageHash, int32_t, PageHashHasher> retained;
+  std::map<PageHash, int64_t> by_tenant;
   for (const auto& [id, session] : sessions_) {
-    retained += static_cast<int64_t>(session.hashes.size());
+    for (const PageHash& hash : session.hashes) by_tenant[session.tenant] += retained[hash]++ == 0 ? 1 : 0;
     require(session_ends_.contains({session.until_us, id}), "the end of a session is not known");
+    const auto tenant = tenants_.find(session.tenant);
+    require(tenant != tenants_.end() && tenant->second.ends.contains({session.until_us, id}), "a session is not among its tenant's");
   }
-  require(retained == retained_pages_ && session_ends_.size() == sessions_.size(), "sessions are miscounted");
+  require(by_tenant.size() == tenants_.size() && by_tenant.size() == tenants_by_pages_.size(), "a tenant without sessions is kept");
+  for (const auto& [tenant, pages] : by_tenant) {
+    require(tenants_.at(tenant).pages == pages && tenants_by_pages_.contains({pages, tenant}), "the pages of a tenant are miscounted");
+  }
+  require(retained == retained_ && session_ends_.size() == sessions_.size(), "sessions are miscounted");
+  require(static_cast<int64_t>(retained.size()) <= RetainBound(), "sessions keep more than their share");
 
   std::unordered_set<int32_t> slots(slots_.free_ids().begin(), slots_.free_ids().end());
   const auto free_slots = static_cast<int32_t>(slots.size());

@@ -105,6 +105,16 @@ int32_t Scheduler::MatchLimit(const Request& request) const {
   return static_cast<int32_t>(std::min<int64_t>(limit, static_cast<int64_t>(request.hashes.size())));
 }
 
+HitCut Scheduler::CutOf(const Request& request, int32_t reach) const {
+  const auto whole = static_cast<int32_t>(std::min<int64_t>((request.known() - 1) / page_size_, static_cast<int64_t>(request.hashes.size())));
+  if (reach >= whole) return HitCut::kNone;
+  if (reach >= MatchLimit(request)) return HitCut::kReuseBound;
+  if (request.fetch_timed_out) return HitCut::kStoreTimeout;
+  // The tree has more, and a window or a state that begins there is gone.
+  if (!adjuncts_.empty() && tree_.Match(request.hashes, reach + 1).depth() > reach) return HitCut::kEvicted;
+  return evicted_pages_.Contains(request.hashes[static_cast<size_t>(reach)]) ? HitCut::kEvicted : HitCut::kNew;
+}
+
 bool Scheduler::ParkIfComputing(Request& request) {
   const int32_t limit = MatchLimit(request);
   request.hint = tree_.Rematch(request.hint, request.hashes, limit);
@@ -226,6 +236,8 @@ void Scheduler::AdmitRequest(Request& request) {
     request.storage_tokens = std::max(0, std::min(reach, request.fetch_end) - std::max(depth, request.fetch_begin)) * page_size_;
     totals_.host_hit_tokens += request.host_tokens;
     totals_.storage_hit_tokens += request.storage_tokens;
+    request.hit_cut = CutOf(request, reach);
+    ++totals_.hits_cut[static_cast<size_t>(request.hit_cut)];
   } else {
     request.retracted_us += now_us_ - request.retracted_since_us;
   }

@@ -14,45 +14,88 @@ constexpr int64_t kSessionPatienceUs = 1'000'000;  // what a prefetch waits for 
 // REQUIRES: no step of it in flight; it still has its pages.
 //
 // A rank, not a lock: when nothing else is left these pages go as well, and the host has them. All sessions together keep a bounded
-// share of the pool, the one that ends first gives way, so nobody holds the cache by asking for long times.
+// share of the pool, so nobody holds the cache by asking for long times; nobody holds that share either (MakeRoomForSession).
 void Scheduler::RetainSession(Request& request, FinishReason reason) {
   const bool good = reason == FinishReason::kStop || reason == FinishReason::kLength;
   if (request.session < 0 || !good || !config_.enable_prefix_caching) return;
-  ForgetSession(request.session, false);  // the turn before is part of this one, or was another's
+  ForgetSession(request.session);  // the turn before is part of this one, or was another's
   const Residence& residence = *ResidenceOf(request.state);
   const int32_t pages = residence.prefix.depth();
-  const int64_t bound = int64_t{pages_.total()} * config_.retain_percent / 100;
-  if (request.retain_us <= 0 || pages == 0 || pages > bound) return;
-  while (retained_pages_ + pages > bound) ForgetSession(session_ends_.begin()->second, false);
+  if (request.retain_us <= 0 || pages == 0 || !FitsAmongSessions(request.seed, pages)) return;
 
-  Session session{{request.hashes.begin(), request.hashes.begin() + pages}, {}, request.adapter, now_us_ + request.retain_us};
+  Session session{{request.hashes.begin(), request.hashes.begin() + pages}, {}, request.seed, request.adapter, now_us_ + request.retain_us};
   if (events_.on()) {
     session.tokens.resize(static_cast<size_t>(pages) * static_cast<size_t>(page_size_));
     request.CopyTokens(0, pages * page_size_, session.tokens.data());
   }
   tree_.Keep(residence.prefix, session.until_us);
   if (host_.on() && MissingOnHost(residence.prefix, 0) > 0) QueueWrite(&request, residence.prefix, 0);
-  retained_pages_ += pages;
-  session_ends_.emplace(session.until_us, request.session);
-  sessions_.emplace(request.session, std::move(session));
+  CountSession(request.session, sessions_.emplace(request.session, std::move(session)).first->second, true);
+  while (static_cast<int64_t>(retained_.size()) > RetainBound()) ForgetSession(NextToGiveWay(request.session));
 }
 
-void Scheduler::ForgetSession(int64_t id, bool expired) {
+int64_t Scheduler::RetainBound() const noexcept { return int64_t{pages_.total()} * config_.retain_percent / 100; }
+
+// One that alone would keep as much as any other tenant, and does not fit beside those, is not kept; its tenant loses nothing for it.
+bool Scheduler::FitsAmongSessions(const PageHash& tenant, int64_t pages) const {
+  const auto own = tenants_.find(tenant);
+  const int64_t others = static_cast<int64_t>(retained_.size()) - (own == tenants_.end() ? 0 : own->second.pages);
+  const auto other = std::find_if(tenants_by_pages_.rbegin(), tenants_by_pages_.rend(), [&](const auto& entry) { return !(entry.second == tenant); });
+  const int64_t others_most = other == tenants_by_pages_.rend() ? 0 : other->first;
+  return pages <= RetainBound() && (pages < others_most || others + pages <= RetainBound());
+}
+
+// The tenant that keeps most gives way, first its session that ends first: many sessions of one tenant, or long times of theirs, do not
+// push out another's few.
+int64_t Scheduler::NextToGiveWay(int64_t newest) const {
+  const Tenant& most = tenants_.at(tenants_by_pages_.rbegin()->second);
+  const auto first = most.ends.begin();
+  return first->second == newest && most.ends.size() > 1 ? std::next(first)->second : first->second;
+}
+
+int32_t Scheduler::CountSession(int64_t id, const Session& session, bool kept) {
+  int32_t shared = 0;
+  for (const PageHash& hash : session.hashes) {
+    if (kept) {
+      shared += ++retained_[hash] > 1 ? 1 : 0;
+    } else if (const auto found = retained_.find(hash); --found->second == 0) {
+      retained_.erase(found);
+    } else {
+      ++shared;
+    }
+  }
+  const int64_t own = static_cast<int64_t>(session.hashes.size()) - shared;
+  const std::pair<int64_t, int64_t> end{session.until_us, id};
+  Tenant& tenant = tenants_[session.tenant];
+  tenants_by_pages_.erase({tenant.pages, session.tenant});
+  tenant.pages += kept ? own : -own;
+  if (kept) {
+    session_ends_.insert(end);
+    tenant.ends.insert(end);
+  } else {
+    session_ends_.erase(end);
+    tenant.ends.erase(end);
+  }
+  if (tenant.ends.empty()) tenants_.erase(session.tenant);
+  else tenants_by_pages_.emplace(tenant.pages, session.tenant);
+  return shared;
+}
+
+// What others keep too is the beginning of its path, for a page's hash names all before it.
+void Scheduler::ForgetSession(int64_t id) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
-  tree_.Unkeep(found->second.hashes, expired);
-  retained_pages_ -= static_cast<int64_t>(found->second.hashes.size());
-  session_ends_.erase({found->second.until_us, id});
+  tree_.Unkeep(found->second.hashes, CountSession(id, found->second, false));
   sessions_.erase(found);
 }
 
 void Scheduler::ExpireSessions() {
-  while (!session_ends_.empty() && session_ends_.begin()->first <= now_us_) ForgetSession(session_ends_.begin()->second, true);
+  while (!session_ends_.empty() && session_ends_.begin()->first <= now_us_) ForgetSession(session_ends_.begin()->second);
 }
 
 bool Scheduler::ReleaseSession(int64_t session) {
   if (!sessions_.contains(session)) return false;
-  ForgetSession(session, false);
+  ForgetSession(session);
   return true;
 }
 
@@ -81,7 +124,8 @@ void Scheduler::BeginSessionLoads() {
     const auto found = sessions_.find(pending.id);
     if (found == sessions_.end()) continue;
     const int32_t room = (Available() + 1) / 2;
-    if (room == 0 || (room < pending.pages && now_us_ < pending.patient_until_us && PagesLeaving() > 0)) {
+    // Without room nothing frees but a transfer or a running request; both are waited for as long.
+    if (now_us_ < pending.patient_until_us && (room == 0 || (room < pending.pages && PagesLeaving() > 0))) {
       pending_sessions_.push_back(pending);
       continue;
     }

@@ -65,6 +65,20 @@ class Outcome(IntEnum):
     FAIL = 2
     RELOAD = 3
 
+class HitCut(IntEnum):
+    """Why the cache gave a prompt no more than it did, at its first admission.
+
+    NONE: it gave every full page before the last token. NEW: the next page is none that it remembers. EVICTED: it gave that page up for want of room.
+    REUSE_BOUND: max_reuse_tokens. STORE_TIMEOUT: the store below did not answer in time. LOAD_FAILED: the host or the store had it, and it did not come.
+    """
+
+    NONE = 0
+    NEW = 1
+    EVICTED = 2
+    REUSE_BOUND = 3
+    STORE_TIMEOUT = 4
+    LOAD_FAILED = 5
+
 class RowRefusal(IntEnum):
     """Why the result of a row was not taken. All but LATE end the request as FAILED."""
 
@@ -283,6 +297,9 @@ class RequestInfo:
     @property
     def storage_tokens(self) -> int:
         """Of host_tokens, brought by the store for this request."""
+    @property
+    def hit_cut(self) -> HitCut:
+        """Why there were no more cached_tokens."""
     @property
     def retractions(self) -> int: ...
     @property
@@ -585,6 +602,9 @@ class SchedulerStats:
     def lookup_hits(self) -> int: ...
     @property
     def prefetch_timeouts(self) -> int: ...
+    @property
+    def hits_cut(self) -> list[int]:
+        """First admissions by their ``HitCut``."""
     @property
     def reloads(self) -> int:
         """Requests whose prefix did not come back from the host."""

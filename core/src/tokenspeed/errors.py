@@ -11,6 +11,7 @@ __all__ = [
     "PluginError",
     "RequestError",
     "TokenSpeedError",
+    "UnusableChoiceError",
 ]
 
 
@@ -37,6 +38,10 @@ class NothingFitsError(PluginError):
     def __init__(self, message: str, *, broken: str = "") -> None:
         super().__init__(message)
         self.broken = broken
+
+
+class UnusableChoiceError(PluginError, ConfigError):
+    """What a flag names is installed and cannot run here: as wrong a setting as a name that nobody has."""
 
 
 class ModelError(TokenSpeedError):

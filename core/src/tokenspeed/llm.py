@@ -14,7 +14,8 @@ import msgspec
 
 from tokenspeed.config import EngineConfig, ParallelConfig
 from tokenspeed.engine.signals import deferred_signals
-from tokenspeed.errors import ConfigError, EngineError, RequestError
+from tokenspeed.errors import ConfigError, EngineError
+from tokenspeed.llm_chat import ChatPrompts
 from tokenspeed.llm_inputs import (
     Prompt,
     checked_params,
@@ -29,9 +30,9 @@ from tokenspeed.model_tokenizer import make_tokenizer, renderer_asked
 from tokenspeed.plugins.events import EngineReadyContext, ProcessInitContext, ShutdownContext
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.selection import load_target
+from tokenspeed.serving.constraint import GrammarChecker, NoBackend
 from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits, check_context
-from tokenspeed.serving.rendering import rendered
 from tokenspeed.serving.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -108,7 +109,10 @@ class LLM:
             renderer=load_target(assembly.renderer.target) if assembly.renderer is not None else None,
         )
         grammar = assembly.grammar_backend
-        self._checker = None if grammar is None else load_target(grammar.checker)
+        self._checker: GrammarChecker | NoBackend = (
+            NoBackend(assembly.absent["grammar_backend"]) if grammar is None else load_target(grammar.checker)
+        )
+        self._chat = ChatPrompts(assembly, self.tokenizer)
         # Of all streams: a step tells of every request, whichever stream asked for it.
         self._live: dict[int, _Live] = {}
         self._lock = threading.RLock()  # around the engine: one thread at a time
@@ -216,8 +220,11 @@ class LLM:
         """Answer a conversation, rendered with the model's chat template; tool calls stay text, and so does reasoning, which a form that the answer is held to
         leaves no room for.
 
+        Args:
+            messages, tools: as in a request to the server, checked and converted as there.
+
         Raises:
-            RequestError: as ``generate``, and when the model has no chat template.
+            RequestError: as ``generate``; a message or a tool is malformed; the model has no chat template.
         """
         held = {"response_format": response_format, "structured_outputs": structured_outputs}
         (result,) = self.generate([self.render(messages, tools=tools)], params, stop=stop, **held)
@@ -227,17 +234,16 @@ class LLM:
         """Token ids of a conversation up to where the model's answer begins.
 
         Raises:
-            RequestError: the model has no chat template, or it cannot render these messages.
+            RequestError: a message or a tool is malformed, the model has no chat template, or it cannot render these messages.
         """
-        template = self.tokenizer.template_for(bool(tools))
-        if template is None:
-            raise RequestError(
-                "this model has no chat template; use generate, or pass chat_template", code="no_chat_template"
-            )
-        text = rendered(
-            template, [dict(m) for m in messages], tools=[dict(t) for t in tools] or None, add_generation_prompt=True
+        return self._chat.ids(messages, tools, self._limits)
+
+    @property
+    def _limits(self) -> Limits:
+        info = self.engine.info
+        return Limits(
+            max_model_len=info.max_model_len, vocab_size=info.vocab_size, max_logprobs=info.vocab_size, max_n=1
         )
-        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _prepare(
         self,
@@ -247,11 +253,8 @@ class LLM:
         grammar: Grammar | None,
         grammar_param: str,
     ) -> GenerationRequest:
-        info = self.engine.info
-        ids = prompt_ids(prompt, self.tokenizer, info.vocab_size)
-        limits = Limits(
-            max_model_len=info.max_model_len, vocab_size=info.vocab_size, max_logprobs=info.vocab_size, max_n=1
-        )
+        limits = self._limits
+        ids = prompt_ids(prompt, self.tokenizer, limits.vocab_size)
         checked = None if params is None else checked_params(params, limits)
         wanted = check_context(
             len(ids),

@@ -7,13 +7,22 @@ from typing import Any
 
 from tokenspeed.errors import RequestError
 from tokenspeed.messages import Grammar, SamplingParams
-from tokenspeed.serving.constraint import GrammarChecker, answer_grammar, check_fields
+from tokenspeed.serving.constraint import GrammarChecker, NoBackend, answer_grammar, check_fields
 from tokenspeed.serving.protocol.parse import parse_object
 from tokenspeed.serving.protocol.sampling import Limits, SamplingFields, sampling_params, stop_strings
 from tokenspeed.serving.protocol.structured import answer_of
 from tokenspeed.serving.tokenizer import Tokenizer
 
-__all__ = ["Prompt", "checked_params", "checked_stop", "grammar_of", "listed_params", "listed_prompts", "prompt_ids"]
+__all__ = [
+    "Prompt",
+    "checked_params",
+    "checked_stop",
+    "grammar_of",
+    "listed_params",
+    "listed_prompts",
+    "prompt_ids",
+    "text_ids",
+]
 
 Prompt = str | Sequence[int]
 #: Fields of ``SamplingParams`` that are not fields of a request's JSON under the same name and type.
@@ -50,7 +59,7 @@ def listed_params(
 def grammar_of(
     response_format: Mapping[str, Any] | None,
     structured_outputs: Mapping[str, Any] | None,
-    checker: GrammarChecker | None,
+    checker: GrammarChecker | NoBackend,
     params: Iterable[SamplingParams | None],
 ) -> tuple[Grammar | None, str]:
     """What texts are held to by the fields that a request's JSON has for it, and which field says so (empty where none does).
@@ -67,13 +76,18 @@ def grammar_of(
     return answer_grammar(answer, checker), answer.param
 
 
+def text_ids(text: str, tokenizer: Tokenizer, *, param: str, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of a text. Raises ``RequestError`` where it cannot be encoded."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except (UnicodeError, TypeError) as error:  # lone surrogates
+        raise RequestError(f"{param}: the text cannot be encoded: {error}", param=param) from error
+
+
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
     """Token ids of one prompt. Raises ``RequestError`` where it is empty, no text or ids, or holds ids that the model does not know."""
     if isinstance(prompt, str):
-        try:
-            ids = tokenizer.encode(prompt)
-        except (UnicodeError, TypeError) as error:  # lone surrogates
-            raise RequestError(f"prompt: the text cannot be encoded: {error}", param="prompt") from error
+        ids = text_ids(prompt, tokenizer, param="prompt")
     elif isinstance(prompt, Iterable) and not isinstance(prompt, (bytes, dict)):
         ids = list(prompt)
     else:
@@ -107,10 +121,9 @@ def checked_params(params: SamplingParams, limits: Limits) -> SamplingParams:
         "logit_bias": {str(token): bias for token, bias in params.logit_bias},
     }
     fields = parse_object(plain, SamplingFields, {})
-    for name in ("top_p", "repetition_penalty"):
-        # msgspec compares with the smallest number above 0, which is 0 where a library has denormals flushed in the calling thread.
-        if not getattr(fields, name) > 0:
-            raise RequestError(f"{name}: must be above 0, got {plain[name]}", param=name)
+    # msgspec compares with the smallest number above 0, which is 0 where a library has denormals flushed in the calling thread.
+    if not fields.top_p > 0:
+        raise RequestError(f"top_p: must be above 0, got {params.top_p}", param="top_p")
     return sampling_params(
         fields,
         limits,

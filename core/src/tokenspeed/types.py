@@ -32,7 +32,8 @@ class CacheGroup:
     A model's first group is ``full``; one without full attention declares a full group without layers, whose pages cost nothing.
 
     Attributes:
-        kind: ``full``, ``window`` (a token reads the last ``window`` tokens) or ``recurrent`` (a sequence has a state of fixed size).
+        kind: ``full``, ``mla`` for latents (one row of ``head_dim`` elements a token, ``kv_heads`` 1, whose first ``v_head_dim`` elements are the value too),
+            ``window`` (a token reads the last ``window`` tokens) or ``recurrent`` (a sequence has a state of fixed size).
         layers: the layer indices in the group.
         kv_heads: KV heads of one layer on this rank.
         head_dim: elements of a key head.
@@ -58,7 +59,8 @@ class CacheGroup:
 
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes that one token of context takes in this group on this rank; of a recurrent group 0."""
-        return len(self.layers) * self.kv_heads * (self.head_dim + self.v_head_dim) * element_bytes
+        values = 0 if self.kind == "mla" else self.v_head_dim
+        return len(self.layers) * self.kv_heads * (self.head_dim + values) * element_bytes
 
     def bytes_per_state(self, element_bytes: int) -> int:
         """Bytes of one state of all the group's layers on this rank; 0 where it has none."""

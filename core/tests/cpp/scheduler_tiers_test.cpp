@@ -115,6 +115,7 @@ TEST_P(FailedLoad, SendsTheRequestBackToComputeAndDropsTheHostPages) {
   h.Drain();
   EXPECT_EQ(h.finished.at(3), FinishReason::kLength);
   EXPECT_EQ(h.Stats().reloads, 1);
+  EXPECT_EQ(h.scheduler.InfoOf(3)->hit_cut, HitCut::kLoadFailed);
   EXPECT_EQ(h.Stats().load_backs_failed, loaded - 1);
   EXPECT_EQ(h.Stats().failed, 0);
   h.ExpectNothingHeld();
@@ -300,6 +301,7 @@ TEST(Store, ASilentStoreCostsOneDeadline) {
   EXPECT_GE(h.now, 10);
   EXPECT_LE(h.now, 12);
   EXPECT_EQ(h.Stats().prefetch_timeouts, 1);
+  EXPECT_EQ(h.scheduler.InfoOf(1)->hit_cut, HitCut::kStoreTimeout);
   h.Advance();
   EXPECT_EQ(h.finished.at(1), FinishReason::kLength);
   EXPECT_EQ(h.scheduler.cache_ops_in_flight(), 1) << "it must still be answered";
@@ -360,6 +362,29 @@ RequestSpec Turn(TierHarness& h, int64_t id, int64_t session, int32_t first, int
   return spec;
 }
 
+int64_t CutsOf(const TierHarness& h, HitCut cut) { return h.Stats().hits_cut[static_cast<size_t>(cut)]; }
+
+TEST(HitCuts, SayWhyTheCacheGaveNoMore) {
+  TierHarness h({.base = Small(), .host_pages = 0});
+  const auto cut_of = [&](RequestSpec spec) {
+    const int64_t id = spec.id;
+    h.Submit(std::move(spec));
+    h.Drain();
+    return h.scheduler.InfoOf(id)->hit_cut;
+  };
+  EXPECT_EQ(cut_of(h.Spec(1, Sequence(0, 29), 1)), HitCut::kNew);
+  EXPECT_EQ(cut_of(h.Spec(2, Sequence(0, 29), 1)), HitCut::kNone);
+  EXPECT_EQ(cut_of(h.Spec(3, Sequence(0, 3), 1)), HitCut::kNone) << "a prompt without a full page has nothing to find";
+  RequestSpec bounded = h.Spec(4, Sequence(0, 29), 1);
+  bounded.max_reuse_tokens = 8;
+  EXPECT_EQ(cut_of(bounded), HitCut::kReuseBound);
+  EXPECT_EQ(cut_of(h.Spec(5, Sequence(1'000, 60), 1)), HitCut::kNew);  // pushes the first out
+  EXPECT_EQ(cut_of(h.Spec(6, Sequence(0, 29), 1)), HitCut::kEvicted);
+  h.scheduler.FlushCache();
+  EXPECT_EQ(cut_of(h.Spec(7, Sequence(0, 29), 1)), HitCut::kNew) << "what was flushed was not for want of room";
+  EXPECT_EQ(CutsOf(h, HitCut::kNone) + CutsOf(h, HitCut::kNew) + CutsOf(h, HitCut::kReuseBound) + CutsOf(h, HitCut::kEvicted), 7);
+}
+
 TEST(Sessions, OutliveFresherPagesUntilTheirDeadline) {
   for (const bool kept : {true, false}) {
     TierHarness h({.base = Small(), .host_pages = 0});
@@ -408,6 +433,53 @@ TEST(Sessions, TogetherKeepABoundedShareAndTheFirstToEndGivesWay) {
   EXPECT_FALSE(h.scheduler.ReleaseSession(1));
   EXPECT_TRUE(h.scheduler.ReleaseSession(2));
   EXPECT_EQ(h.Stats().retained_pages, 3);
+}
+
+// Forked agents: one history, several sessions.
+TEST(Sessions, ThatShareAPrefixKeepItForEachOtherAndCountItOnce) {
+  TierHarness h({.base = Small(), .host_pages = 0});
+  h.Submit(Turn(h, 1, 1, 0, 25, 50'000));
+  h.Drain();
+  h.Submit(Turn(h, 2, 2, 0, 29, 10'000));
+  h.Drain();
+  EXPECT_EQ(h.Stats().sessions, 2);
+  EXPECT_EQ(h.Stats().retained_pages, 7) << "six of them are both's";
+  EXPECT_TRUE(h.scheduler.ReleaseSession(2));
+  EXPECT_EQ(h.Stats().retained_pages, 6);
+  h.Serve(3, 1'000, 40);  // pushes out everything that is not kept
+  h.Serve(4, 0, 29);
+  EXPECT_EQ(Cached(h, 4), 24);
+  EXPECT_TRUE(h.scheduler.ReleaseSession(1));
+  EXPECT_EQ(h.Stats().retained_pages, 0);
+  h.Serve(5, 2'000, 60);
+  h.Serve(6, 0, 29);
+  EXPECT_LT(Cached(h, 6), 24) << "released, it goes like any other";
+}
+
+// Small() has 16 pages, of which sessions keep 8.
+TEST(Sessions, OfTheTenantWithMostGiveWayHoweverLongTheirTimes) {
+  TierHarness h({.base = Small()});
+  const auto serve = [&](int64_t id, const char* tenant, int32_t tokens, int64_t retain_us) {
+    RequestSpec spec = Turn(h, id, id, 1'000 * static_cast<int32_t>(id), tokens, retain_us);
+    spec.salt = tenant;
+    h.Submit(spec);
+    h.Drain();
+  };
+  serve(1, "greedy", 13, 9'000'000);
+  serve(2, "greedy", 9, 9'000'000);
+  serve(3, "modest", 9, 1'000);
+  EXPECT_EQ(h.Stats().retained_pages, 3 + 2 + 2);
+  serve(4, "modest", 9, 1'000);  // four of nine: the greedy one has most
+  EXPECT_EQ(h.Stats().retained_pages, 2 + 2 + 2);
+  EXPECT_FALSE(h.scheduler.ReleaseSession(1));
+  serve(5, "greedy", 17, 9'000'000);  // six: its own gives way, not the other's
+  EXPECT_EQ(h.Stats().retained_pages, 4 + 2 + 2);
+  EXPECT_FALSE(h.scheduler.ReleaseSession(2));
+  serve(6, "third", 21, 9'000'000);  // five, more than anybody has, and no room: not kept
+  EXPECT_EQ(h.Stats().retained_pages, 4 + 2 + 2);
+  EXPECT_FALSE(h.scheduler.ReleaseSession(6));
+  for (const int64_t kept : {3, 4, 5}) EXPECT_TRUE(h.scheduler.ReleaseSession(kept));
+  EXPECT_EQ(h.Stats().retained_pages, 0);
 }
 
 TEST(Sessions, ALaterTurnTakesThePlaceOfTheOneBefore) {

@@ -46,7 +46,7 @@ def tokenspeed_platforms() -> list[PlatformSpec]:
 def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
     """The definition of attention."""
     target = "tokenspeed.builtin.attention.torch_backend:TorchAttention"
-    supports = AttentionSupport(kinds=("mha", "gqa", "window"), sinks=True, softcap=True)
+    supports = AttentionSupport(kinds=("mha", "gqa", "mla", "window"), sinks=True, softcap=True)
     return [
         AttentionBackendSpec(
             name="torch", target=target, priority=_REFERENCE, supports=supports, description="reference"

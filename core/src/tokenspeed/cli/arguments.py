@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -49,11 +50,19 @@ _PAIR_FIELDS = {"set": "plugin_options", "kernel": "kernel_overrides"}
 
 
 class Parser(argparse.ArgumentParser):
-    """``ArgumentParser`` without abbreviations, that names the nearest flag for one it does not know."""
+    """``ArgumentParser`` without abbreviations, that names the nearest flag, command or choice for one it does not know."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        # -5G and -1e3 are numbers too (no flag begins with a digit): their flag's reader says what it takes, rather than that it got nothing.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            hint = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint} (choose from {', '.join(known)})")
 
     def error(self, message: str) -> NoReturn:
         """One line and the way to the help, instead of a screen of usage."""
@@ -330,6 +339,8 @@ def serving_config(args: argparse.Namespace) -> ServingConfig:
     for field, flag in (("api_key", "--api-key or TOKENSPEED_API_KEY"), ("served_model_name", "--served-model-name")):
         if not all(text.strip() for text in settings.get(field, ())):
             raise ConfigError(f"{flag}: an empty text is given; give one or leave it out")
+        if field in settings:
+            settings[field] = tuple(dict.fromkeys(settings[field]))
     fields = {field: value for field, value in settings.items() if field in _names(ServingConfig)}
     if not fields.get("served_model_name") and settings.get("model"):
         fields["served_model_name"] = (settings["model"],)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 _WORKLOADS = ("random", "shared-prefix", "agent")
+_PIPE_WIDTH = 240
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +161,8 @@ def run(args: argparse.Namespace) -> int:
 
         from tokenspeed.benchmark.report import print_report
 
-        print_report(result, Console())
+        # A pipe has no width; rich would take 80 columns and break lines that others read.
+        print_report(result, Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH))
     return 0 if result["failed"] == 0 else 1
 
 

@@ -7,13 +7,17 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenspeed import __version__
 from tokenspeed.cli.table import columns
 from tokenspeed.engine.accelerators import present_accelerators
+
+if TYPE_CHECKING:
+    from tokenspeed.plugins.discovery import Discovery
 
 __all__ = ["add_arguments", "run"]
 
@@ -32,6 +36,7 @@ _PACKAGES = (
     "pyzmq",
     "prometheus-client",
 )
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -65,11 +70,18 @@ def _facts() -> dict[str, Any]:
         "processor": _processor(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
         "memory_gib": _memory_gib(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: _version(name) for name in dict.fromkeys((*_PACKAGES, *_required(found)))},
         "environment": _environment(),
         "accelerators": [f"{one.what} ({one.evidence})" for one in present_accelerators()],
         "plugins": [f"{one.name} {one.version} ({one.distribution} in {one.location})" for one in found.found],
     }
+
+
+def _required(found: Discovery) -> list[str]:
+    """What plugins say that they need, by the name of the distribution; extras left out."""
+    texts = [text for one in found.found for text in importlib.metadata.distribution(one.distribution).requires or ()]
+    names = {_NAME.match(text) for text in texts if "extra ==" not in text}
+    return sorted({match.group().lower() for match in names if match and not match.group().startswith("tokenspeed-")})
 
 
 def _version(name: str) -> str:

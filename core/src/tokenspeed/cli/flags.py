@@ -125,7 +125,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
     Flag(
         name="kv-cache-memory-bytes",
         group="memory",
-        help="memory of the KV pool, for example 4G",
+        help="memory of the KV pool of each process, for example 4G",
         read=size_in_bytes,
         metavar="BYTES",
         default="the platform decides",
@@ -187,7 +187,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         name="session-retain-percent",
         group="memory",
         help="share of the device's KV pool that sessions (session_id, retain_s) may keep between their turns",
-        read=count(0),
+        read=count(0, 100),
         metavar="PERCENT",
     ),
     Flag(

@@ -1,4 +1,7 @@
-"""``tokenspeed kernels``: list kernels, explain which one an operation gets (neither needs a device or torch), and time them."""
+"""``tokenspeed kernels``: list kernels, explain which one an operation gets (neither needs a device or torch), and time them.
+
+An operation, ``FAMILY.MODE``, is what a layer or a backend asks a kernel for. Which backend a model is served with is ``tokenspeed explain``'s to say.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import argparse
 import json
 from typing import Any
 
-from tokenspeed.cli.arguments import add_plugin_arguments, plugin_settings
+from tokenspeed.cli.arguments import add_plugin_arguments, argument_type, plugin_settings
+from tokenspeed.cli.readers import dtype
 from tokenspeed.cli.table import columns
 from tokenspeed.engine.settings import DTYPES
 from tokenspeed.errors import ConfigError
@@ -14,27 +18,42 @@ from tokenspeed.interfaces.kernel import OBJECTIVES, KernelRequest
 from tokenspeed.plugins.kernel_select import KernelRegistry
 from tokenspeed.plugins.kernel_times import KernelTimes
 from tokenspeed.plugins.manager import PluginHost
+from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
-from tokenspeed.plugins.specs import KernelSpec
+from tokenspeed.plugins.specs import KERNEL_FAMILIES, KernelSpec
 
 __all__ = ["add_arguments", "run"]
+
+#: Families that backends ask for, and no layer.
+_ASKED_BY_BACKENDS = ("attention", "moe", "recurrent")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands."""
+    parser.description = (
+        "Kernels are what layers and backends launch, one for each operation (FAMILY.MODE, such as attention.decode). "
+        "What a model is served with, and which attention backend, is shown by: tokenspeed explain MODEL."
+    )
     commands = parser.add_subparsers(dest="kernels_command", metavar="COMMAND", required=True)
     listing = commands.add_parser("list", help="every kernel of every active plugin")
     listing.add_argument("operation", nargs="?", metavar="FAMILY[.MODE]", help="only these")
     explain = commands.add_parser(
-        "explain", help="which kernel an operation gets, and the gate that refused each other"
+        "explain",
+        help="which kernel one operation gets, and the gate that refused each other; no model is asked about",
+        description="Which kernel a layer or backend gets that asks for one operation, and the gate that refused each other. "
+        "The platform need not be present. For what a model is served with: tokenspeed explain MODEL.",
     )
     bench = commands.add_parser(
         "bench", help="time every kernel that can serve an operation on the device that is here"
     )
     for command in (explain, bench):
-        command.add_argument("operation", metavar="FAMILY.MODE")
+        command.add_argument("operation", metavar="FAMILY.MODE", help="for example norm.rms_norm; see kernels list")
         command.add_argument(
-            "--dtype", default="fp32", choices=tuple(DTYPES.values()), help="element type (default: %(default)s)"
+            "--dtype",
+            default="fp32",
+            type=argument_type(_dtype),
+            metavar="{" + ",".join(DTYPES.values()) + "}",
+            help="element type; the names of serve --dtype too (default: %(default)s)",
         )
         command.add_argument(
             "--shape", action="append", default=[], metavar="NAME=N", help="a size the caller knows; may be given again"
@@ -72,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kernels_command == "list":
         return _list(kernels, args)
     request = _request(args)
+    _check_operation(args.operation, [f"{c.spec.family}.{c.spec.mode}" for c in kernels])
     if args.kernels_command == "explain":
         return _explain(host, kernels, request, args)
     from tokenspeed.cli.kernels_bench import bench
@@ -83,7 +103,10 @@ def _list(kernels: list[Contribution[KernelSpec]], args: argparse.Namespace) -> 
     wanted = args.operation or ""
     chosen = [c for c in kernels if wanted in ("", c.spec.family, f"{c.spec.family}.{c.spec.mode}")]
     if not chosen:
-        raise ConfigError(f"no active plugin has a kernel for {wanted or 'anything'}")
+        family, _, mode = wanted.partition(".")
+        operations = {f"{c.spec.family}.{c.spec.mode}" for c in kernels}
+        hint = did_you_mean(wanted, operations if mode else {c.spec.family for c in kernels})
+        raise ConfigError(f"no active plugin has a kernel for {wanted or 'anything'}{hint}{_families(family)}")
     chosen.sort(key=lambda c: (c.spec.family, c.spec.mode, -c.priority, c.name))
     if args.json:
         print(json.dumps([_plain(c) for c in chosen], indent=2))
@@ -125,7 +148,8 @@ def _request(args: argparse.Namespace) -> KernelRequest:
     family, dot, mode = args.operation.partition(".")
     if not dot or not mode:
         raise ConfigError(
-            f"kernels {args.kernels_command} {args.operation}: write FAMILY.MODE, for example norm.rms_norm"
+            f"kernels {args.kernels_command} {args.operation}: write FAMILY.MODE, for example norm.rms_norm; "
+            "`tokenspeed kernels list` shows every operation"
         )
     plain = args.kernels_command == "bench"
     return KernelRequest(
@@ -137,6 +161,32 @@ def _request(args: argparse.Namespace) -> KernelRequest:
         shape=_shape(args.shape),
         objective="latency" if plain else args.objective,
     )
+
+
+def _families(family: str) -> str:
+    return "" if family in KERNEL_FAMILIES else f"; families are {', '.join(KERNEL_FAMILIES)}"
+
+
+def _check_operation(operation: str, known: list[str]) -> None:
+    """Raises ``ConfigError`` for an operation that no active kernel serves, naming the nearest."""
+    if operation in known:
+        return
+    family = operation.partition(".")[0]
+    hint = did_you_mean(operation, known)
+    if family not in KERNEL_FAMILIES:
+        hint = did_you_mean(family, KERNEL_FAMILIES) or hint
+        raise ConfigError(f"{operation}: no family of kernels is named {family!r}{hint}{_families(family)}")
+    text = f"{operation}: no active plugin has a kernel for it{hint}; `tokenspeed kernels list` shows every operation"
+    raise ConfigError(text)
+
+
+def _dtype(text: str) -> str:
+    """Reads a short name of an element type, or one that ``serve --dtype`` takes."""
+    name = DTYPES.get(dtype(text), text)
+    if name not in DTYPES.values():
+        hint = did_you_mean(text, [*DTYPES.values(), *DTYPES])
+        raise ValueError(f"no element type {text!r}{hint} (choose from {', '.join((*DTYPES.values(), *DTYPES))})")
+    return name
 
 
 def _rows(text: str) -> list[int]:
@@ -169,8 +219,6 @@ def _explain(
         active=host.active,
         times=_times(args),
     )
-    if args.operation not in registry.operations:
-        registry.choose(request)  # raises, naming the nearest
     candidates = registry.explain(request)
     found = any(not gate for _, gate in candidates)
     if found:
@@ -179,6 +227,10 @@ def _explain(
         print(json.dumps([{"name": name, "gate": gate} for name, gate in candidates], indent=2))
     else:
         print(columns(("KERNEL", "OUTCOME"), candidates))
+        if request.family in _ASKED_BY_BACKENDS:
+            print(
+                f"\n{request.family} kernels are launched by the backend that asks for one; tokenspeed explain MODEL says which backend that is"
+            )
     return 0 if found else 1
 
 

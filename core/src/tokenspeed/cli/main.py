@@ -30,8 +30,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("tokenspeed.cli.generate", "complete prompts without a server"),
     "bench": ("tokenspeed.cli.bench", "measure a running server"),
     "plugins": ("tokenspeed.cli.plugins_cmd", "list, show and check installed plugins"),
-    "explain": ("tokenspeed.cli.explain_cmd", "show what a model would be served with, and why"),
-    "kernels": ("tokenspeed.cli.kernels_cmd", "list kernels, and explain which one an operation gets"),
+    "explain": (
+        "tokenspeed.cli.explain_cmd",
+        "show what a model would be served with (platform, backends, parsers), and why",
+    ),
+    "kernels": ("tokenspeed.cli.kernels_cmd", "list kernels, explain which one an operation gets, and time them"),
     "env": ("tokenspeed.cli.env", "show versions and hardware, for bug reports"),
     "version": ("tokenspeed.cli.version", "show the version"),
 }
@@ -70,6 +73,8 @@ def _run(args: list[str]) -> int:
     configure_logging(top.parse(args[:at]).log_level)
     target, text = _command(name)
     module = importlib.import_module(target)
+    if "%(prog)" in text:  # the one thing that argparse looks for in a description
+        text = text.replace("%", "%%")
     parser = Parser(prog=f"tokenspeed {name}", description=f"{text[:1].upper()}{text[1:]}.")
     module.add_arguments(parser)
     code: int = module.run(parser.parse(args[at + 1 :]))
@@ -107,7 +112,8 @@ def _add_commands(top: Parser, plugin_commands: list[Contribution[CommandSpec]])
     for name, (_, text) in COMMANDS.items():
         commands.add_parser(name, help=text)
     for c in plugin_commands:
-        commands.add_parser(c.spec.name, help=f"{c.spec.help} (plugin {c.plugin})")
+        text = f"{c.spec.help} (plugin {c.plugin})".replace("%", "%%")  # argparse fills values in
+        commands.add_parser(c.spec.name, help=text)
 
 
 def _plugin_commands(host: PluginHost | None) -> list[Contribution[CommandSpec]]:

@@ -8,8 +8,16 @@ from collections.abc import Callable
 __all__ = ["DTYPES", "KV_DTYPES", "count", "dtype", "number", "or_none", "size_in_bytes"]
 
 #: What ``dtype`` reads for ``--dtype``, and for ``--kv-cache-dtype``.
-DTYPES = ("auto", "float32", "bfloat16", "float16", "half", "float")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16", "half", "float")
 KV_DTYPES = (*DTYPES, "fp8", "fp8_e4m3")
+_SPELLINGS = {
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "float": "float32",
+    "fp8_e4m3": "fp8",
+}
 
 
 def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
@@ -20,10 +28,11 @@ def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             raise ValueError(f"{text!r} is not a whole number") from None
+        accepted = "" if maximum is None else f" (accepted: {minimum} to {maximum})"
         if value < minimum:
-            raise ValueError(f"{value} is below {minimum}")
+            raise ValueError(f"{value} is below {minimum}{accepted}")
         if maximum is not None and value > maximum:
-            raise ValueError(f"{value} is above {maximum}")
+            raise ValueError(f"{value} is above {maximum}{accepted}")
         return value
 
     return read
@@ -55,7 +64,8 @@ def size_in_bytes(text: str) -> int:
     try:
         return count(1)(digits) << shift
     except ValueError as error:
-        raise ValueError(f"{error}; write bytes, or a whole number of K, M, G or T") from None
+        at_fault = f"{text!r} is below 1 byte" if digits[:1] == "-" else str(error)
+        raise ValueError(f"{at_fault}; write bytes, or a whole number of K, M, G or T, for example 8G") from None
 
 
 def or_none(text: str) -> str | None:
@@ -64,5 +74,5 @@ def or_none(text: str) -> str | None:
 
 
 def dtype(text: str) -> str:
-    """Reads a dtype by its long name, or by vLLM's ``half``, ``float`` and ``fp8_e4m3``."""
-    return {"half": "float16", "float": "float32", "fp8_e4m3": "fp8"}.get(text, text)
+    """Reads a dtype by its long name, its short one (``bf16``), or vLLM's ``half``, ``float`` and ``fp8_e4m3``."""
+    return _SPELLINGS.get(text, text)

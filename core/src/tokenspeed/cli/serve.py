@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed.cli.arguments import add_engine_arguments, add_serving_arguments, engine_config, serving_config
+from tokenspeed.cli.tokenizer_setup import tokenizer_of, unread_tools
 
 if TYPE_CHECKING:
     from tokenspeed.config import ServingConfig
     from tokenspeed.engine.assembly import Assembly
     from tokenspeed.engine.launch import EngineHandle
     from tokenspeed.messages import EngineInfo
-    from tokenspeed.plugins.specs import GrammarBackendSpec, Spec
+    from tokenspeed.plugins.specs import Spec
     from tokenspeed.serving.sockets import Sockets
     from tokenspeed.serving.tokenizer import Tokenizer
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from tokenspeed.engine.assembly import assemble
         from tokenspeed.engine.bootstrap import bootstrap
+        from tokenspeed.engine.report import capacity_text
         from tokenspeed.model_tokenizer import check_tokenizer, renderer_asked
         from tokenspeed.plugins.events import EngineReadyContext, ShutdownContext
         from tokenspeed.weights.describe import describe_model
@@ -60,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         def announce(info: EngineInfo) -> None:
             seconds = time.monotonic() - began_s
             events.engine_ready(EngineReadyContext(model_name=engine.model, kv_pages=info.kv_pages, seconds=seconds))
+            print(capacity_text(assembly.config, info))
             print(f"Serving {', '.join(serving.served_model_name)} at http://{serving.host}:{sockets.port}/v1 ", end="")
             print(f"(control routes at http://{serving.control_host}:{sockets.control_port})", flush=True)
 
@@ -81,14 +84,21 @@ def _launch_and_serve(
 ) -> tuple[int, str]:
     """Exit code, and why the server ended."""
     from tokenspeed.engine.launch import launch
-    from tokenspeed.model_tokenizer import make_tokenizer
 
-    config = assembly.config
     with launch(assembly, log_level=serving.log_level.upper()) as handle:
-        path = None if config.skip_tokenizer_init else config.tokenizer or assembly.model.tokenizer_path
-        tokenizer = make_tokenizer(path, chat_template=serving.chat_template, renderer=_target(assembly.renderer))
-        _warn_of_unread_tools(assembly, tokenizer)
-        code, reason = _serve(assembly, serving, sockets, handle, tokenizer, announce)
+        tokenizer = tokenizer_of(assembly, serving)
+        if warning := unread_tools(assembly, tokenizer):
+            logging.getLogger(__name__).warning("%s", warning)
+        ready = False
+
+        def once_ready(info: EngineInfo) -> None:
+            nonlocal ready
+            ready = True
+            announce(info)
+
+        code, reason = _serve(assembly, serving, sockets, handle, tokenizer, once_ready)
+        if code == 130 or (code == 0 and not ready):  # forced, or while the engine starts, when it reads no messages
+            handle.kill()
         handle.wait(5.0)
         failure = handle.poll()
         if code == 1 and failure is not None and failure.kind == "config":
@@ -125,23 +135,13 @@ def _serve(
         model_names=serving.served_model_name,
         tool_parser=_target(assembly.tool_parser),
         reasoning_parser=_target(assembly.reasoning_parser),
-        grammar_checker=_checker(assembly.grammar_backend),
+        grammar_checker=_checker(assembly),
         server_info={"model_path": assembly.config.model_path},
         plugins=assembly.to_json(),
     )
 
     code = run_server(context, sockets, on_ready=lambda: announce(llm.info))
     return code, str(client.failure) if client.failure is not None else "drained" if code == 0 else "interrupted"
-
-
-def _warn_of_unread_tools(assembly: Assembly, tokenizer: Tokenizer) -> None:
-    """Calls can be forced on such a model, but it learns of no tool."""
-    template = tokenizer.template_for(True)
-    if assembly.tool_parser is not None and template is not None and not template.reads_tools:
-        logging.getLogger(__name__).warning(
-            "the chat template does not read tools: the model is not told which functions there are; "
-            "give a template that does with --chat-template, or describe them in a system message"
-        )
 
 
 def _target(spec: Spec | None) -> Any:
@@ -152,10 +152,9 @@ def _target(spec: Spec | None) -> Any:
     return load_target(spec.target)
 
 
-def _checker(spec: GrammarBackendSpec | None) -> Any:
-    if spec is None:
-        return None
+def _checker(assembly: Assembly) -> Any:
     from tokenspeed.plugins.selection import load_target
-    from tokenspeed.serving.constraint import CheckedBefore
+    from tokenspeed.serving.constraint import CheckedBefore, NoBackend
 
-    return CheckedBefore(load_target(spec.checker))
+    spec = assembly.grammar_backend
+    return NoBackend(assembly.absent["grammar_backend"]) if spec is None else CheckedBefore(load_target(spec.checker))

@@ -17,7 +17,9 @@ from tokenspeed import __version__
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine import choices
 from tokenspeed.engine.accelerators import Accelerator, present_accelerators
+from tokenspeed.engine.grammar_choice import choose_grammar_backend
 from tokenspeed.engine.kv_events.config import check_kv_events
+from tokenspeed.engine.option_use import unread_options
 from tokenspeed.engine.report import explain_text, to_json
 from tokenspeed.engine.settings import DTYPES, attention_shape, resolve_dtype, resolve_limits, resolve_parallel
 from tokenspeed.plugins.dispatch import EventCalls
@@ -65,6 +67,7 @@ class Assembly:
         options: final option values by plugin.
         events: calls the event hooks of the plugins in the plan.
         warnings: what a user should know.
+        absent: slot to a clause that says why nothing fills it and what to do about that, where there is more to say than that nobody asked.
     """
 
     config: EngineConfig
@@ -78,6 +81,7 @@ class Assembly:
     options: Mapping[str, Mapping[str, Any]]
     events: EventCalls
     warnings: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def registry(self) -> Registry:
@@ -225,12 +229,17 @@ def assemble(
     renderer_choice, renderer_warning = choices.choose_renderer(host, renderer, model_choice)
     slots.take("renderer", renderer_choice)
     slots.warnings += [renderer_warning] if renderer_warning else []
-    grammar, grammar_warning = choices.choose_grammar_backend(host, config.grammar_backend, platform_choice.spec.name)
+    grammar, no_grammar, grammar_warning = choose_grammar_backend(
+        host, config.grammar_backend, platform_choice.spec.name, skip_tokenizer=config.skip_tokenizer_init
+    )
     slots.take("grammar_backend", grammar)
     slots.warnings += [grammar_warning] if grammar_warning else []
     if config.kv_events_config is not None:
         check_kv_events(config.kv_events_config, prefix_caching=config.enable_prefix_caching)
-    slots.take("kv_store", choices.choose_kv_store(host, config.kvstore, platform_choice.spec.name))
+    store = choices.choose_kv_store(host, config.kvstore, platform_choice.spec.name)
+    slots.take("kv_store", store)
+    if store is not None:
+        choices.check_kv_store(store, options)
     kernels = KernelRegistry(
         host.registry.specs("kernel"),
         platform_name=platform_choice.spec.name,
@@ -250,15 +259,17 @@ def assemble(
         grammar_backend=grammar.winner.name if grammar is not None else None,
         kvstore=slots.choices["kv_store"].winner.name if config.kvstore is not None else None,
     )
+    shown = hide_values(host.registry.specs("option"), options)
+    plan = _make_plan(host, slots.choices, resolved, attention, shown)
+    filling = {choice.winner.plugin for choice in slots.choices.values()}
+    names = [plugin.name for plugin in plan.plugins]
+    chosen_store = store.winner.plugin if store is not None else None
+    slots.warnings += unread_options(host, config.plugin_options, store=chosen_store, planned=names)
     if announce:
         for name, cause in host.broken:
             _log.warning("plugin %r is broken and not used: %s", name, cause.splitlines()[0])
         for warning in slots.warnings:
             _log.warning("%s", warning)
-    shown = hide_values(host.registry.specs("option"), options)
-    plan = _make_plan(host, slots.choices, resolved, attention, shown)
-    filling = {choice.winner.plugin for choice in slots.choices.values()}
-    names = [plugin.name for plugin in plan.plugins]
     return Assembly(
         config=resolved,
         model=model,
@@ -271,6 +282,7 @@ def assemble(
         options=options,
         events=EventCalls(host.manager, names, required=filling | set(host.selection.named), options=options),
         warnings=tuple(slots.warnings),
+        absent={"grammar_backend": no_grammar} if no_grammar else {},
     )
 
 

@@ -360,6 +360,8 @@ def _info(assembly: Assembly, rank: Rank) -> EngineInfo:
         load_seconds=rank.load_seconds,
         plan=assembly.plan.to_json(),
         config=plain,
+        host_pages=sum(rank.cache.host.num_pages) if rank.cache is not None else 0,
+        host_bytes=rank.cache.host.nbytes if rank.cache is not None else 0,
     )
 
 

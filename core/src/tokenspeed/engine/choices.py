@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.accelerators import Accelerator
-from tokenspeed.engine.advice import how_to_get, left_out, parser_plugin
+from tokenspeed.engine.advice import how_to_get, left_out, where_parsers_are
 from tokenspeed.engine.settings import DTYPES, KV_DTYPES, AttentionShape
-from tokenspeed.errors import NothingFitsError, PluginError
+from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.interfaces.platform import Platform, PlatformContext
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
-from tokenspeed.plugins.selection import Choice, Need, load_target, select
+from tokenspeed.plugins.selection import Choice, Need, load_target, owners, select
 from tokenspeed.plugins.specs import (
     AttentionBackendSpec,
-    GrammarBackendSpec,
     KernelSpec,
     KVStoreSpec,
     ModelSpec,
@@ -35,8 +34,8 @@ __all__ = [
     "PHASES",
     "AttentionChoice",
     "AttentionUse",
+    "check_kv_store",
     "choose_attention",
-    "choose_grammar_backend",
     "choose_kv_store",
     "choose_model",
     "choose_parser",
@@ -301,7 +300,7 @@ def choose_parser(
     if not any(wanted in (c.spec.name, c.name, *getattr(c.spec, "aliases", ())) for c in candidates):
         return None, (
             f"{what} {wanted}, which model {model.winner.name} uses, is not active, and what it would find stays text; "
-            f"try {how_to_get(host, parser_plugin(wanted))}"
+            f"{where_parsers_are(host, wanted, candidates, flag_name)}"
         )
     need = Need(wanted, f"model {model.winner.name}")
     return select(what, candidates, need=need, active=host.active, excluded=host.broken), ""
@@ -318,7 +317,7 @@ def choose_renderer(
     if asked == "auto" and not any(wanted in (c.spec.name, c.name, *c.spec.aliases) for c in candidates):
         return None, (
             f"renderer {wanted}, which model {model.winner.name} uses, is not active, and chat needs a chat template; "
-            f"try {how_to_get(host, parser_plugin(wanted))}"
+            f"{where_parsers_are(host, wanted, candidates, '--renderer')}"
         )
     if asked == "auto":
         need = Need(wanted, f"model {model.winner.name}")
@@ -326,29 +325,6 @@ def choose_renderer(
     choice = select(
         "renderer", candidates, flag=asked, flag_name="--renderer", active=host.active, excluded=host.broken
     )
-    return choice, ""
-
-
-def choose_grammar_backend(
-    host: PluginHost, asked: str | None, platform: str
-) -> tuple[Choice[GrammarBackendSpec] | None, str]:
-    """The grammar backend, and a warning where those that are installed cannot run; ``auto`` does not fail a start for it."""
-    candidates = host.registry.specs("grammar_backend")
-    if asked is None or (asked == "auto" and not candidates):
-        return None, ""
-    flag = None if asked == "auto" else asked
-    try:
-        choice = select(
-            "grammar backend",
-            candidates,
-            flag=flag,
-            flag_name="--grammar-backend",
-            platform=platform,
-            active=host.active,
-            excluded=host.broken,
-        )
-    except NothingFitsError as error:
-        return None, f"requests with a grammar are refused: {error.broken}" if error.broken else ""
     return choice, ""
 
 
@@ -367,6 +343,24 @@ def choose_kv_store(host: PluginHost, asked: str | None, platform: str) -> Choic
     )
 
 
+def check_kv_store(choice: Choice[KVStoreSpec], options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let the chosen store's checker see the options of its plugin.
+
+    Raises:
+        ConfigError: what the checker refuses; PluginError: it failed itself, cause first.
+    """
+    if not choice.spec.checker:
+        return
+    try:
+        load_target(choice.spec.checker)(options.get(choice.winner.plugin, {}))
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise PluginError(
+            f"{innermost_cause(error)}\nthe options of KV store {choice.winner.name} cannot be checked"
+        ) from error
+
+
 def usable_kernels(host: PluginHost, platform: str, overrides: Mapping[str, str]) -> list[Contribution[KernelSpec]]:
     """Kernels that a request on this platform may be answered with. Those of plugins nobody asked for count where there is no other, or by override."""
     requirements: dict[tuple[str, ...], bool] = {}
@@ -383,11 +377,15 @@ def usable_kernels(host: PluginHost, platform: str, overrides: Mapping[str, str]
             requirements[spec.requires] = not missing_requirements(spec.requires)
         return requirements[spec.requires]
 
+    kernels: dict[str, list[Contribution[KernelSpec]]] = {}
+    for c in host.registry.specs("kernel"):
+        kernels.setdefault(f"{c.spec.family}.{c.spec.mode}", []).append(c)
     running = [c for c in host.registry.specs("kernel") if runs(c)]
     served = {(c.spec.family, c.spec.mode) for c in running if c.automatic and (c.named or not c.spec.opt_in)}
 
     def taken(c: Contribution[KernelSpec]) -> bool:
-        if overrides.get(f"{c.spec.family}.{c.spec.mode}") in (c.spec.name, c.name):
+        operation = f"{c.spec.family}.{c.spec.mode}"
+        if operation in overrides and c in owners(kernels[operation], overrides[operation]):
             return True
         if c.spec.opt_in and not c.named:
             return False

@@ -131,6 +131,7 @@ class EventLoop:
 
     def run(self) -> None:
         """Serve until a control request ends it. An exception of a step is not caught here: it ends the engine."""
+        self._grammars.begin()
         wait_s: float | None = 0
         while not self._control.stopping:
             self.take(self._channel.receive(wait_s))
@@ -193,8 +194,8 @@ class EventLoop:
         for row in np.flatnonzero(plan.flags & NEW_IN_SLOT).tolist():
             # One that was aborted in this very moment still runs its step; its parameters no longer matter.
             if (request := self._by_id.get(ids[row])) is not None:
-                if self._tiers is not None and not request.scheduled_us:
-                    request.host_tokens, request.storage_tokens = self._tiers.origin(request.id)
+                if (info := self._scheduler.request_info(request.id)) is not None:
+                    request.found(info)
                 new.append(request.enter_slot(int(plan.slots[row]), int(plan.context_lens[row]), began))
         step = self._executor.execute(plan, new)
         loads = self._tiers.loads(plan) if self._tiers is not None else ()

@@ -7,7 +7,7 @@ from collections import Counter
 from tokenspeed._scheduler import Scheduler
 from tokenspeed.engine.grammars import Grammars
 from tokenspeed.engine.tiers import Tiers
-from tokenspeed.messages import EngineStats
+from tokenspeed.messages import HIT_CUTS, EngineStats
 from tokenspeed.types import FinishReason
 
 __all__ = ["Gauges"]
@@ -78,4 +78,5 @@ class Gauges:
             tiers=None if self._tiers is None else self._tiers.figures(),
             sessions=stats.sessions,
             retained_pages=stats.retained_pages,
+            hits_cut=dict(zip(HIT_CUTS, stats.hits_cut, strict=True)),
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import logging
+import math
 import os
 import select
 import signal
@@ -22,12 +25,19 @@ from tokenspeed.interfaces.grammar import GrammarRequest
 
 __all__ = ["Compiled", "GrammarCompiler"]
 
-#: Grammars that wait for the process at most.
-_MAX_QUEUE = 32
+_log = logging.getLogger(__name__)
+
+#: Grammars that wait for the process at most, and characters of theirs: a batch of a thousand schemas is served, and memory stays bounded.
+#: How long each one waits is bounded where requests wait (``Grammars``).
+_MAX_QUEUE, _MAX_QUEUED_CHARS = 4096, 64 << 20
 #: How long the process may take to import the backend and read the vocabulary.
 _START_S = 300.0
+#: How long a grammar waits for a process that starts at leisure; then another one takes its place, which starts at once.
+_HURRY_S = 2.0
 #: Wall time beside which a compilation's processor time counts: on a machine that is busy with its engine the process hardly runs.
-_PATIENCE = 6.0
+_PATIENCE = 12.0
+#: Characters of a grammar that count as much as having come a second later: who queues long ones does not hold up everybody's short ones.
+_CHARS_A_SECOND = 4096
 _LOOK_S = 0.05
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -44,12 +54,13 @@ class Compiled:
 
 
 class GrammarCompiler:
-    """One child process for all grammars, started with the first one and again after it died.
+    """One child process for all grammars, started by ``begin`` or with the first one, and again after it died.
 
     Args:
         start: what the process makes its backend from.
         prepare: called in the thread with key and bytes of each result, so that what it costs to read them is not the loop's.
         command: another process than ``grammar_worker``.
+        max_queue, max_chars: grammars that wait for the process at most, and characters of theirs.
     """
 
     def __init__(
@@ -58,14 +69,21 @@ class GrammarCompiler:
         *,
         prepare: Callable[[bytes, bytes], object],
         command: Sequence[str] = (sys.executable, "-m", "tokenspeed.engine.grammar_worker"),
+        max_queue: int = _MAX_QUEUE,
+        max_chars: int = _MAX_QUEUED_CHARS,
     ) -> None:
         self._start = start
         self._prepare = prepare
         self._command = list(command)
-        self._jobs: deque[tuple[bytes, GrammarRequest]] = deque()
+        self._max_queue, self._max_chars = max_queue, max_chars
+        #: what waits, and in which order; an entry of the order whose grammar was withdrawn is passed over
+        self._jobs: dict[bytes, tuple[float, GrammarRequest]] = {}
+        self._order: list[tuple[float, bytes]] = []
+        self._queued_chars = 0
         self._done: deque[Compiled] = deque()
         self._changed = Condition()
         self._closed = False
+        self._early = False  # the process is to be started before there is a grammar
         self._thread: Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -74,27 +92,45 @@ class GrammarCompiler:
         """The child's process id; ``None`` where none runs."""
         return self._process.pid if self._process is not None else None
 
+    def begin(self) -> None:
+        """Start the process, at leisure and at the lowest priority, so that the first grammar finds it there. Does not wait.
+
+        Where it fails the log says so, and the first grammar starts another one.
+        """
+        with self._changed:
+            self._early = True
+            self._ensure_thread()
+            self._changed.notify_all()
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="grammar compiler", daemon=True)
+            self._thread.start()
+
     def submit(self, key: bytes, request: GrammarRequest) -> None:
-        """Queue a grammar.
+        """Queue a grammar that does not stand in the queue.
 
         Raises:
             GrammarError: too many wait (status 503).
         """
         with self._changed:
-            if len(self._jobs) >= _MAX_QUEUE:
-                raise GrammarError(
-                    f"{_MAX_QUEUE} grammars wait to be compiled; try again later", param="grammar", status=503
-                )
-            self._jobs.append((key, request))
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="grammar compiler", daemon=True)
-                self._thread.start()
+            if len(self._jobs) >= self._max_queue or self._queued_chars + len(request.value) > self._max_chars:
+                text = f"{len(self._jobs)} grammars of {self._queued_chars} characters wait to be compiled; try again later"
+                raise GrammarError(text, param="grammar", status=503)
+            turn = time.monotonic() + len(request.value) / _CHARS_A_SECOND
+            self._jobs[key] = turn, request
+            heapq.heappush(self._order, (turn, key))
+            self._queued_chars += len(request.value)
+            self._ensure_thread()
             self._changed.notify_all()
 
     def withdraw(self, key: bytes) -> None:
         """Nobody waits for ``key`` any more: leave it out where it has not begun."""
         with self._changed:
-            self._jobs = deque(job for job in self._jobs if job[0] != key)
+            if (job := self._jobs.pop(key, None)) is not None:
+                self._queued_chars -= len(job[1].value)
+            if not self._jobs:
+                self._order.clear()
 
     def results(self) -> list[Compiled]:
         """What has ended since the last call; does not wait."""
@@ -110,6 +146,8 @@ class GrammarCompiler:
         with self._changed:
             self._closed = True
             self._jobs.clear()
+            self._order.clear()
+            self._queued_chars = 0
             process = self._process
             if process is not None:
                 process.kill()
@@ -121,10 +159,15 @@ class GrammarCompiler:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._jobs) or self._closed)
+                self._changed.wait_for(lambda: bool(self._jobs) or self._early or self._closed)
                 if self._closed:
                     return
-                key, request = self._jobs.popleft()
+                early, self._early = self._early and not self._jobs, False
+                if not early:
+                    key, request = self._next()
+            if early:
+                self._start_early()
+                continue
             began = time.monotonic()
             try:
                 data = self._compile(request)
@@ -140,6 +183,22 @@ class GrammarCompiler:
             with self._changed:
                 self._done.append(result)
                 self._changed.notify_all()
+
+    def _start_early(self) -> None:
+        try:
+            self._running(leisurely=True)
+        except GrammarError as error:
+            if not (self._closed or self._jobs):
+                _log.warning("%s; the first grammar starts it again", error.message[0].upper() + error.message[1:])
+
+    def _next(self) -> tuple[bytes, GrammarRequest]:
+        """Take the first out of the queue, which is not empty."""
+        while True:
+            turn, key = heapq.heappop(self._order)
+            if key in self._jobs and self._jobs[key][0] == turn:
+                request = self._jobs.pop(key)[1]
+                self._queued_chars -= len(request.value)
+                return key, request
 
     def _compile(self, request: GrammarRequest) -> bytes:
         """Ask the process; raises ``GrammarError``."""
@@ -162,7 +221,7 @@ class GrammarCompiler:
             raise _RefusedError(f"the grammar {what}: {reply.error}")
         return reply.compiled
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self, *, leisurely: bool = False) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
@@ -176,7 +235,9 @@ class GrammarCompiler:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env=environment,
-                    start_new_session=True,
+                    # Signals of a terminal stay away, and its low priority counts against the engine: in a session of its own Linux would schedule it as
+                    # an equal of the engine's whole session.
+                    process_group=0,
                 )
             except OSError as error:
                 raise GrammarError(
@@ -185,27 +246,38 @@ class GrammarCompiler:
             self._process = process
         assert process.stdin is not None, "it was started with pipes"
         try:
-            write_frame(process.stdin, self._start)
+            write_frame(process.stdin, msgspec.structs.replace(self._start, leisurely=leisurely))
         except OSError:
             raise self._death(process) from None
-        if self._reply(process, _START_S, _START_S) is None:
+        if self._reply(process, _START_S, math.inf if leisurely else _START_S, gives_way=leisurely) is None:
             self._end()
             raise GrammarError(f"the process that compiles grammars was not ready after {_START_S:g} s", status=503)
         return process
 
-    def _reply(self, process: subprocess.Popen[bytes], limit_s: float, patience_s: float) -> CompileReply | None:
+    def _reply(
+        self, process: subprocess.Popen[bytes], limit_s: float, patience_s: float, *, gives_way: bool = False
+    ) -> CompileReply | None:
         """The next reply; ``None`` past so much processor time.
 
+        Args:
+            gives_way: a grammar that waits for ``_HURRY_S`` ends the process.
+
         Raises:
-            GrammarError: the process dies, is stopped, or has not taken that time when ``patience_s`` are over (status 503): no fault of the grammar.
+            GrammarError: no fault of the grammar (status 503): the process dies, is stopped, gives way, or has not taken that time after ``patience_s``.
         """
         assert process.stdout is not None, "it was started with pipes"
+        waited_since = math.inf
         began_s, began_cpu = time.monotonic(), _cpu_seconds(process.pid)
         while not select.select([process.stdout], [], [], _LOOK_S)[0]:
             wall_s = time.monotonic() - began_s
             cpu_s = _cpu_seconds(process.pid) - began_cpu if began_cpu >= 0 else wall_s
             if cpu_s > limit_s:
                 return None
+            if gives_way and self._jobs:
+                waited_since = min(waited_since, wall_s)
+                if wall_s - waited_since > _HURRY_S:
+                    self._end()
+                    raise GrammarError("the process that compiles grammars starts too slowly", status=503)
             stopped = wall_s > limit_s and _state(process.pid) in ("T", "t")
             if stopped or wall_s > patience_s:
                 self._end()

@@ -57,20 +57,17 @@ class GrammarParts:
 
 
 def load_grammar_parts(assembly: Assembly, *, vocab_size: int, rank: int = 0) -> GrammarParts:
-    """The backend of the plan.
+    """The backend of the plan. Assembly chooses none where no tokenizer is loaded.
 
     Raises:
         ConfigError: it was named by a flag, and the vocabulary that it needs is not to be had.
     """
     spec = assembly.grammar_backend
     if spec is None:
-        return GrammarParts()
-    config = assembly.config
-    path = None if config.skip_tokenizer_init else config.tokenizer or assembly.model.tokenizer_path
+        why = assembly.absent.get("grammar_backend", "")
+        return GrammarParts(reason=why and f"nothing can be constrained without a grammar backend: {why}")
     try:
-        if path is None:
-            raise ModelError("no tokenizer is loaded (--skip-tokenizer-init)")
-        vocabulary = read_vocabulary(path)
+        vocabulary = read_vocabulary(assembly.config.tokenizer or assembly.model.tokenizer_path)
     except ModelError as error:
         reason = f"requests with a grammar are refused: {error}"
         if assembly.choices["grammar_backend"].why.startswith("--grammar-backend"):

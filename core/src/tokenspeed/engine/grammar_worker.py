@@ -12,8 +12,9 @@ import resource
 import struct
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_native_id
 from typing import IO
 
 import msgspec
@@ -25,7 +26,7 @@ from tokenspeed.plugins.selection import load_target
 __all__ = ["CompileJob", "CompileReply", "WorkerStart", "backend_from", "read_frame", "write_frame"]
 
 _LENGTH = struct.Struct("<Q")
-_NICE = 19
+_NICE, _LEISURE_NICE = 5, 19
 #: How often to look whether the engine lives.
 _WATCH_S = 0.5
 #: Address space that compiling may take beside what the process had when it was ready.
@@ -33,7 +34,11 @@ _MEMORY_BYTES = 4 << 30
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first frame: which backend to make, and of what; fields as in ``GrammarContext``."""
+    """The first frame: which backend to make, and of what; fields as in ``GrammarContext``.
+
+    Attributes:
+        leisurely: nobody waits for the backend: make it with what processor time others leave.
+    """
 
     target: str
     vocabulary: list[bytes]
@@ -44,6 +49,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     value_bytes: int
     compiled_bytes: int
     compile_s: float
+    leisurely: bool = False
 
 
 class CompileJob(msgspec.Struct, array_like=True, frozen=True):
@@ -99,7 +105,7 @@ def read_frame(stream: IO[bytes]) -> bytes:
 def main() -> int:
     """Serve until the engine closes the pipe."""
     with contextlib.suppress(OSError):
-        os.nice(_NICE - os.getpriority(os.PRIO_PROCESS, 0))
+        os.nice(max(0, _NICE - os.getpriority(os.PRIO_PROCESS, 0)))
     Thread(target=_watch, args=(os.getppid(),), name="orphan watch", daemon=True).start()
     # Whatever a library prints must not end up among the answers.
     answers = os.fdopen(os.dup(1), "wb")
@@ -109,7 +115,7 @@ def main() -> int:
     if not frame:
         return 0
     start = msgspec.msgpack.decode(frame, type=WorkerStart)
-    backend = backend_from(start)
+    backend = _backend_at_leisure(start) if start.leisurely else backend_from(start)
     _limit_memory()
     write_frame(answers, CompileReply())
     while frame := read_frame(questions):
@@ -117,6 +123,19 @@ def main() -> int:
         _limit_seconds(start.compile_s)
         write_frame(answers, _compile(backend, GrammarRequest(kind=job.kind, value=job.value)))
     return 0
+
+
+def _backend_at_leisure(start: WorkerStart) -> GrammarBackend:
+    """``backend_from`` in a thread of the lowest priority. Linux keeps one for each thread, and nothing could raise the process's own again."""
+
+    def make() -> GrammarBackend:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, get_native_id(), _LEISURE_NICE)
+        return backend_from(start)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="backend") as thread:
+        return thread.submit(make).result()
 
 
 def _compile(backend: GrammarBackend, request: GrammarRequest) -> CompileReply:

@@ -34,6 +34,9 @@ _NO_BACKEND = (
 class Compiler(Protocol):
     """What compiles: ``GrammarCompiler``, which says more of each method."""
 
+    def begin(self) -> None:
+        """Get ready for the first grammar, without waiting."""
+
     def submit(self, key: bytes, request: GrammarRequest) -> None:
         """Queue a grammar; raises ``GrammarError`` where too many wait."""
 
@@ -112,6 +115,11 @@ class Grammars:
     def busy(self) -> bool:
         """Whether anyone waits."""
         return bool(self._waiting)
+
+    def begin(self) -> None:
+        """The engine serves from now on: get ready for the first grammar, so that its request does not pay for that. Does not wait."""
+        if self._compiler is not None and self._stop_ids:
+            self._compiler.begin()
 
     def check(self, grammar: Grammar) -> None:
         """Raises ``GrammarError`` for what cannot be compiled at all."""

@@ -76,6 +76,11 @@ class EngineHandle:
                 return False
         return True
 
+    def kill(self) -> None:
+        """End every process now: what it would still say or finish is for nobody."""
+        for process in self.processes:
+            process.kill()
+
     def close(self, timeout_s: float = 5.0) -> None:
         """End what still runs: closing the pipes ends the processes, and those that do not follow in time are killed."""
         if self._closed:

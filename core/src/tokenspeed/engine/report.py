@@ -1,15 +1,20 @@
-"""The start-up block: what every slot chose and why, as text and as JSON."""
+"""The start-up block: what every slot chose and why, as text and as JSON; and what the engine made of it once it runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed import __version__
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.kv_events.config import LOOPBACK, binds, kv_events_of
+from tokenspeed.engine.settings import tier_size
+from tokenspeed.plugins.discovery import BUILTIN
 
 if TYPE_CHECKING:
     from tokenspeed.engine.assembly import Assembly
+    from tokenspeed.messages import EngineInfo
 
-__all__ = ["explain_text", "to_json"]
+__all__ = ["capacity_text", "explain_text", "to_json"]
 
 
 def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
@@ -21,6 +26,8 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
         extra = f" on {assembly.platform.describe()}" if slot == "platform" else ""
         if slot == "model":
             extra = f" for {assembly.model.architecture}"
+        if slot == "kv_store":
+            extra = f", {config.kvstore_timeout_ms:g} ms a call, asked for {config.prefetch_threshold} tokens and more"
         lines.append(f"  {slot:<17} {choice.winner.name} {version}{extra} ({choice.why})")
         if verbose:
             by_reason: dict[str, list[str]] = {}
@@ -29,10 +36,12 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
             lines += [f"  {'':<17}   not {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
     for slot in ("tool_parser", "reasoning_parser", "renderer", "grammar_backend"):
         if slot not in assembly.choices:
-            lines.append(f"  {slot:<17} none")
+            why = f" ({assembly.absent[slot]})" if slot in assembly.absent else ""
+            lines.append(f"  {slot:<17} none{why}")
     lines.append(
         f"  {'kv cache':<17} {config.kv_cache_dtype}, layout {assembly.kv_layout.value}, page {assembly.page_size} tokens"
     )
+    lines += [f"  {name:<17} {text}" for name, text in _cache_lines(config, assembly.page_size)]
     lines.append(
         f"  {'limits':<17} {config.dtype}, {config.max_model_len} tokens a request, {config.max_num_seqs} rows and "
         f"{config.chunked_prefill_size} tokens a step, overlap {'off' if config.disable_overlap_schedule else 'on'}"
@@ -41,15 +50,76 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
         lines.append(f"  {'parallel':<17} tensor parallel over {config.parallel.world_size} processes")
     for operation, solution in sorted(config.kernel_overrides.items()):
         lines.append(f"  {'kernel':<17} {operation} = {solution} (--kernel)")
+    store = assembly.choices.get("kv_store")
     for name, values in assembly.plan.options.items():
+        if name == BUILTIN and (store is None or store.winner.plugin != BUILTIN):
+            continue  # its options are those of its KV store
         lines.append(
             f"  {'options':<17} {name}: {', '.join(f'{key}={value}' for key, value in sorted(values.items()))}"
         )
+    if verbose:
+        lines.append(f"  {'kernels':<17} one for each operation: tokenspeed kernels explain FAMILY.MODE")
     plugins = ", ".join(f"{plugin.name} {plugin.version}" for plugin in assembly.plan.plugins)
     lines.append(f"  {'plugins':<17} {plugins}")
     lines += [f"  {'broken plugin':<17} {name}: {_first_line(cause)}" for name, cause in assembly.host.broken]
     lines += [f"  {'warning':<17} {warning}" for warning in assembly.warnings]
     return "\n".join(lines)
+
+
+def _cache_lines(config: EngineConfig, page_size: int) -> list[tuple[str, str]]:
+    """(name, text) of what surrounds the KV cache, where it is on, as far as flags decide it."""
+    if config.max_total_tokens is not None:
+        pool = (
+            f"{config.max_total_tokens} tokens, {-(-config.max_total_tokens // page_size)} pages (--max-total-tokens)"
+        )
+    elif config.kv_cache_memory_bytes is not None:
+        pool = f"{_size(config.kv_cache_memory_bytes)} (--kv-cache-memory-bytes)"
+    else:
+        pool = "sized from memory when the engine starts"
+    lines = [("kv pool", pool)]
+    if not config.enable_prefix_caching:
+        lines.append(("prefix caching", "off"))
+    ratio, size = tier_size(config)
+    if size is not None or ratio:
+        room = f"{_size(size)} a process" if size is not None else f"{ratio:g} times the KV pool"
+        lines.append(("host tier", f"{room}, {config.kvstore_write_policy}"))
+    if (events := kv_events_of(config)) is not None:
+        verb = "bound" if events.endpoint is None or binds(events.endpoint) else "connected to"
+        replay = f", replay {events.replay_endpoint}" if events.replay_endpoint is not None else ""
+        lines.append(("kv events", f"{verb} {events.endpoint or LOOPBACK}{replay}"))
+    if config.enable_prefix_caching and config.session_retain_percent:
+        lines.append(("sessions", f"keep at most {config.session_retain_percent} % of the KV pool between their turns"))
+    return lines
+
+
+def capacity_text(config: EngineConfig, info: EngineInfo) -> str:
+    """What the running engine has: lines for the KV pool and the tier below it, with the pages that sessions may keep.
+
+    Args:
+        config: the settings as assembly resolved them.
+        info: what the engine says of itself; sizes are those of one rank.
+    """
+    ranks = config.parallel.world_size
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
+    tokens = info.kv_pages * info.page_size
+    lines = [
+        ("kv pool", f"{info.kv_pages} pages of {info.page_size} tokens: {tokens} tokens, {_size(info.kv_bytes)}{each}")
+    ]
+    if info.host_pages:
+        text = f"{info.host_pages} pages, {_size(info.host_bytes)}{each}, {config.kvstore_write_policy}"
+        lines.append(("host tier", text))
+    if config.enable_prefix_caching and config.session_retain_percent:
+        kept = info.kv_pages * config.session_retain_percent // 100
+        lines.append(("sessions", f"keep at most {kept} pages between their turns ({config.session_retain_percent} %)"))
+    return "\n".join(f"  {name:<17} {text}" for name, text in lines)
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest unit of 1024 that leaves at least one."""
+    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
 
 
 def to_json(assembly: Assembly) -> dict[str, Any]:
@@ -78,6 +148,7 @@ def to_json(assembly: Assembly) -> dict[str, Any]:
             }
             for record in sorted(assembly.host.records.values(), key=lambda record: record.name)
         ],
+        "absent": dict(assembly.absent),
         "warnings": list(assembly.warnings),
         "failed_events": assembly.events.failed,
     }

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tokenspeed._scheduler import RequestInfo
 from tokenspeed.errors import RequestError
-from tokenspeed.messages import GenerateRequest, RequestStats, SamplingParams, TokenLogprobs
+from tokenspeed.messages import HIT_CUTS, GenerateRequest, RequestStats, SamplingParams, TokenLogprobs
 from tokenspeed.runtime.plan import SlotGrammar, SlotRequest
 
 __all__ = ["Admission", "LiveRequest"]
@@ -32,7 +33,7 @@ class LiveRequest:
         output: ids generated so far.
         prompt_logprobs: filled chunk by chunk; ``None`` when not asked for or already sent.
         cached_tokens: prompt tokens found in the cache at its first admission; -1 before it. Of these, ``host_tokens`` came back from the host tier, and of
-            these ``storage_tokens`` from the KV store.
+            these ``storage_tokens`` from the KV store. ``hit_cut``, one of ``HIT_CUTS``, says why there were no more.
         grammar: what its tokens must match, once that is compiled; ``grammar_us`` is when it was, or when the request ended waiting for it.
     """
 
@@ -53,6 +54,7 @@ class LiveRequest:
     cached_tokens: int = -1
     host_tokens: int = 0
     storage_tokens: int = 0
+    hit_cut: str = "none"
     scheduled_us: int = 0
     first_token_us: int = 0
     preemptions: int = 0
@@ -64,6 +66,14 @@ class LiveRequest:
     def prompt_ids(self) -> npt.NDArray[np.int32]:
         """(prompt) int32, read-only."""
         return np.frombuffer(self.prompt, dtype="<i4")
+
+    def found(self, info: RequestInfo) -> None:
+        """What the scheduler knows of its cached tokens."""
+        self.host_tokens, self.storage_tokens, self.hit_cut = (
+            info.host_tokens,
+            info.storage_tokens,
+            HIT_CUTS[info.hit_cut],
+        )
 
     def enter_slot(self, slot: int, context_len: int, now_us: int) -> SlotRequest:
         """It begins, or goes on after a retraction, in ``slot`` with ``context_len`` tokens found in the cache."""
@@ -113,6 +123,7 @@ class LiveRequest:
             grammar_ms=(self.grammar_us - self.arrival_us) / 1000 if self.grammar_us else 0.0,
             host_tokens=self.host_tokens,
             storage_tokens=self.storage_tokens,
+            hit_cut=self.hit_cut,
             decode_tok_s=decoded * 1e6 / decode_us if decoded > 0 and decode_us > 0 else 0.0,
         )
 

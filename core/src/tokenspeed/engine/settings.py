@@ -23,6 +23,7 @@ __all__ = [
     "resolve_dtype",
     "resolve_limits",
     "resolve_parallel",
+    "tier_size",
 ]
 
 #: Values of ``--kvstore-write-policy``.
@@ -33,7 +34,8 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 #: Names of ``--kv-cache-dtype`` likewise; ``fp8`` is e4m3 without scales, which ``fp8_e4m3`` names too.
 KV_DTYPES = {**DTYPES, "fp8": "fp8"}
-_KV_ALIASES = {"fp8_e4m3": "fp8"}
+_LONG = {short: name for name, short in DTYPES.items()} | {"half": "float16", "float": "float32"}
+_KV_ALIASES = {**_LONG, "fp8_e4m3": "fp8"}
 
 # What the scheduler can hold; checked here so that a wrong flag ends the start before any weight is read.
 _BOUNDS = {
@@ -49,6 +51,9 @@ _BOUNDS = {
     "kvstore_timeout_ms": (1, 86_400_000),
     "prefetch_threshold": (1, 1 << 30),
 }
+
+
+_UNSET = EngineConfig(model="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,9 @@ def attention_shape(config: Mapping[str, Any]) -> AttentionShape:
         head_dim = int(text.get("head_dim") or text["hidden_size"] // q_heads)
     except KeyError as error:
         raise ConfigError(f"the model's configuration has no {error.args[0]!r}, which attention is chosen by") from None
-    kind = "mla" if text.get("kv_lora_rank") else "mha" if kv_heads == q_heads else "gqa"
+    kind = "mha" if kv_heads == q_heads else "gqa"
+    if text.get("kv_lora_rank"):
+        kind, kv_heads, head_dim = "mla", 1, int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim") or 0)
     return AttentionShape(
         kind=kind,
         head_dim=head_dim,
@@ -111,17 +118,25 @@ def resolve_parallel(parallel: ParallelConfig, shape: AttentionShape) -> Paralle
             )
     if parallel.world_size not in (1, size):
         raise ConfigError(f"--world-size {parallel.world_size}: it must be the tensor parallel size, {size}")
-    # As layers.parallel.shard_heads deals heads out: whole KV groups (the last rank may be padded), or with fewer KV heads than ranks, copies of them.
-    if shape.kv_heads < size and (size % shape.kv_heads or shape.q_heads % size):
-        raise ConfigError(f"--tensor-parallel-size {size} does not divide the model's {shape.q_heads} attention heads")
+    if not _heads_fit(shape, size):
+        works = [str(ranks) for ranks in range(1, max(shape.q_heads, shape.kv_heads) + 1) if _heads_fit(shape, ranks)]
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: the model's {shape.q_heads} query heads over {shape.kv_heads} KV heads cannot be dealt out to {size} ranks, "
+            f"since more ranks than KV heads must be a multiple of these and divide the query heads; sizes that work: {', '.join(works)}"
+        )
     return ParallelConfig(
         tensor_parallel_size=size, attn_tp_size=size, dense_tp_size=size, moe_tp_size=size, world_size=size
     )
 
 
+def _heads_fit(shape: AttentionShape, ranks: int) -> bool:
+    """As ``layers.parallel.shard_heads`` deals heads out: whole KV groups (the last rank may be padded), or with fewer KV heads than ranks, copies of them."""
+    return shape.kv_heads >= ranks or not (ranks % shape.kv_heads or shape.q_heads % ranks)
+
+
 def resolve_dtype(config: EngineConfig, model: ModelDescription, platform: Platform) -> tuple[str, str]:
-    """(dtype, KV cache dtype) by their long names. Raises ``ConfigError`` for a name that is none."""
-    dtype = config.dtype
+    """(dtype, KV cache dtype) by their long names; short ones and vLLM's are taken too. Raises ``ConfigError`` for a name that is none."""
+    dtype = _LONG.get(config.dtype, config.dtype)
     if dtype == "auto":
         dtype = platform.default_dtype_name(model.dtype if model.dtype in DTYPES else "float32")
     asked = config.kv_cache_dtype
@@ -142,7 +157,7 @@ def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Plat
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
             need = f"at most {high}" if value > high else f"at least {low}"
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be {need}")
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: it must be {need} (accepted: {low} to {high})")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(
             f"--gpu-memory-utilization {config.gpu_memory_utilization:g}: it must be above 0 and at most 1"
@@ -170,6 +185,28 @@ def resolve_limits(config: EngineConfig, model: ModelDescription, platform: Plat
     )
 
 
+def tier_size(config: EngineConfig) -> tuple[float, int | None]:
+    """The host tier: ratio to the device's pages, and bytes, of which the second one counts where it is given; 0 and ``None`` for no host tier."""
+    default = 1.0 if config.kvstore is not None and config.kvstore_size is None else 0.0
+    return default if config.kvstore_ratio is None else config.kvstore_ratio, config.kvstore_size
+
+
+def _check_effect(config: EngineConfig) -> None:
+    """Refuse what only a host tier or a store would read, where there is none. A default that was given cannot be told from one that was not."""
+    ratio, size = tier_size(config)
+    tier = "a host tier, which --kvstore-ratio, --kvstore-size or --kvstore gives"
+    store = "a KV store, which --kvstore names"
+    for name, there, what in (
+        ("kvstore_write_policy", ratio > 0 or size is not None, tier),
+        ("kvstore_timeout_ms", config.kvstore is not None, store),
+        ("prefetch_threshold", config.kvstore is not None, store),
+    ):
+        value, default = getattr(config, name), getattr(_UNSET, name)
+        if not there and value != default:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise ConfigError(f"--{name.replace('_', '-')} {shown}: it has no effect without {what}")
+
+
 def _check_tiers(config: EngineConfig) -> None:
     if config.kvstore_ratio is not None and config.kvstore_size is not None:
         raise ConfigError("--kvstore-ratio and --kvstore-size both size the host tier; give one of them")
@@ -177,6 +214,7 @@ def _check_tiers(config: EngineConfig) -> None:
         raise ConfigError(
             f"--kvstore-write-policy {config.kvstore_write_policy}: choose from {', '.join(_WRITE_POLICIES)}"
         )
+    _check_effect(config)
     if not config.enable_prefix_caching:
         for name in ("kvstore", "kvstore_ratio", "kvstore_size"):
             if value := getattr(config, name):

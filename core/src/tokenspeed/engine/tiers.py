@@ -15,6 +15,7 @@ from tokenspeed._scheduler import ExecutionPlan, Scheduler
 from tokenspeed.builtin.host import available_memory
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import Assembly
+from tokenspeed.engine.settings import tier_size
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStore, KVStoreContext
 from tokenspeed.interfaces.platform import Platform
@@ -133,11 +134,6 @@ class Tiers:
             self._scheduler.cache_done(np.array(numbers, dtype=np.int64), np.array(pages, dtype=np.int32))
         return bool(ended)
 
-    def origin(self, number: int) -> tuple[int, int]:
-        """Of a request's cached tokens: how many the host tier gave, and of those the store."""
-        info = self._scheduler.request_info(number)
-        return (0, 0) if info is None else (info.host_tokens, info.storage_tokens)
-
     def loads(self, plan: ExecutionPlan) -> tuple[Load, ...]:
         """Load-backs that rows of ``plan`` need."""
         rows = plan.load_back_row
@@ -175,15 +171,9 @@ class Tiers:
             self._cache.close()
 
 
-def _tier_size(config: EngineConfig) -> tuple[float, int | None]:
-    """Ratio to the device's pages and bytes, of which the second one counts where it is given."""
-    default = 1.0 if config.kvstore is not None and config.kvstore_size is None else 0.0
-    return default if config.kvstore_ratio is None else config.kvstore_ratio, config.kvstore_size
-
-
 def copy_bytes(config: EngineConfig, groups: Sequence[CacheGroup], page_size: int, element_bytes: int) -> int:
     """Memory of an accelerator that copies to and from the host tier take beside the KV pool; 0 without a host tier."""
-    return staging_bytes(groups, page_size, element_bytes) if any(_tier_size(config)) else 0
+    return staging_bytes(groups, page_size, element_bytes) if any(tier_size(config)) else 0
 
 
 def host_pages_of(assembly: Assembly, pool: KVPool, *, ranks: int, pinned: bool) -> list[int]:
@@ -197,7 +187,7 @@ def host_pages_of(assembly: Assembly, pool: KVPool, *, ranks: int, pinned: bool)
         ConfigError: no host page can be had where one is asked for, or more than the machine has or can give.
     """
     config = assembly.config
-    ratio, size = _tier_size(config)
+    ratio, size = tier_size(config)
     page_bytes = [_page_bytes(pool, group) for group in range(len(pool.groups))]
     pages = host_pages(page_bytes, pool.num_pages, ratio=ratio, size=size)
     if not any(pages) and (size is not None or config.kvstore is not None):

@@ -2,6 +2,11 @@
 
 A backend owns its metadata and workspace. Core owns the KV layout and has already written the step's keys and values into the pages when a
 backend is called; the backend reads them through ``batch.page_tables``.
+
+Multi-head latent attention (DeepSeek-V2, 2024), a group of kind ``mla``: every token has one latent of ``head_dim`` elements, for all heads. Its first
+``v_head_dim`` elements (the rank) stand for keys without position and for values, the rest is the rotated key that the heads share. Queries come absorbed, that
+is taken into the latents' space by the layer (``LatentUp.absorb``), so that attention is that of one KV head whose values are a part of its keys. For prompts,
+where the heads' own keys and values are fewer than a latent's elements, there is ``forward_extend_heads``.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from tokenspeed.interfaces.batch import ForwardBatch
     from tokenspeed.interfaces.kernel import KernelRequest
 
-__all__ = ["AttentionBackend", "AttentionContext", "AttentionLayer", "LayerKV"]
+__all__ = ["AttentionBackend", "AttentionContext", "AttentionLayer", "LatentUp", "LayerKV"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +60,44 @@ class AttentionContext:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentUp:
+    """How a latent becomes the keys and values of every head of one layer on this rank.
+
+    Attributes:
+        keys: (q_heads, nope_dim, rank), element type of the queries: key part without position.
+        values: (q_heads, v_dim, rank).
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def absorb(self, q: torch.Tensor) -> torch.Tensor:
+        """Queries of heads (T, q_heads, nope_dim + rope_dim) in the space of latents: (T, q_heads, rank + rope_dim)."""
+        nope, rank = self.keys.shape[1:]
+        out = q.new_empty(q.shape[0], q.shape[1], rank + q.shape[2] - nope)
+        out[..., :rank] = (q[..., :nope].transpose(0, 1) @ self.keys).transpose(0, 1)
+        out[..., rank:] = q[..., nope:]
+        return out
+
+    def project(self, out: torch.Tensor) -> torch.Tensor:
+        """Sums of latents (T, q_heads, rank) as sums of the heads' values: (T, q_heads, v_dim)."""
+        return (out.transpose(0, 1) @ self.values.transpose(1, 2)).transpose(0, 1).contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionLayer:
-    """Constants of one layer: ``window`` 0 means unlimited; ``sinks`` is (q_heads) fp32 or ``None``; ``softcap`` 0 means none."""
+    """Constants of one layer: ``window`` 0 means unlimited; ``sinks`` is (q_heads) fp32 or ``None``; ``softcap`` 0 means none.
+
+    Of groups of kind ``mla``: ``kv_scale`` is what stored latents are multiplied by, ``latent`` turns them into keys and values.
+    """
 
     index: int
     scale: float
     window: int = 0
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
+    kv_scale: float = 1.0
+    latent: LatentUp | None = None
 
 
 @dataclass(kw_only=True)
@@ -71,7 +106,7 @@ class LayerKV:
 
     Attributes:
         k: NHD: (pages, page_size, kv_heads, head_dim); HND: (pages, kv_heads, page_size, head_dim).
-        v: as ``k``, with v_head_dim for head_dim.
+        v: as ``k``, with v_head_dim for head_dim; of a group of kind ``mla`` a view of ``k``'s first v_head_dim elements.
     """
 
     k: torch.Tensor
@@ -116,6 +151,21 @@ class AttentionBackend(ABC):
         Returns:
             (decode rows * width, q_heads, v_head_dim), element type of ``q``.
         """
+
+    def forward_extend_heads(
+        self, q: torch.Tensor, kv: LayerKV, layer: AttentionLayer, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """``forward_extend`` of a group of kind ``mla`` for queries that are not absorbed; ``layer.latent`` is given. A backend may expand the latents it reads
+        instead of absorbing the queries, which is the default.
+
+        Args:
+            q: (extend tokens, q_heads, nope_dim + rope_dim), rotated.
+
+        Returns:
+            (extend tokens, q_heads, v_dim), element type of ``q``.
+        """
+        assert layer.latent is not None, "layers of latents bring their projections"
+        return layer.latent.project(self.forward_extend(layer.latent.absorb(q), kv, layer, batch))
 
     @property
     def graph_variants(self) -> tuple[int, ...]:

@@ -25,6 +25,8 @@ embedding
     ``lookup(ids, weight) -> out``: ids (T) int64, weight (V, H), out (T, H).
 cache
     ``write(k, v, k_cache, v_cache, slot_mapping, layout)``: k (T, Hk, D), v (T, Hk, Dv).
+    ``write_latent(latent, rope, cache, slot_mapping, layout, scale=1.0)``: one row a token, latent (T, R) then rope (T, E), row strides
+    allowed, each divided by ``scale``, to the pages of a group of kind ``mla`` (one head of R + E).
 attention
     ``decode(q, k_cache, v_cache, page_table, seq_lens, width, scale, layout, window=0, softcap=0.0, sinks=None, prefix_intervals=None) -> out``:
     q (R * width, Hq, D); page_table (R, P) int32, row stride allowed; seq_lens (R) int32 with the new tokens counted; the ``width`` query tokens of a row

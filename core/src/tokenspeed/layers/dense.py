@@ -27,7 +27,12 @@ __all__ = ["DenseCausalLM", "DenseShape"]
 class DenseShape:
     """What the blocks need of ``config.json``, with the defaults that it leaves unsaid.
 
-    ``window`` is how many keys a query may look back at, itself included (0: all); with ``qk_norm`` each query and key head is normed before it is rotated.
+    Attributes:
+        attention_bias: the query, key and value projections have biases, and the output projection unless ``output_bias`` says otherwise.
+        window: how many keys a query may look back at, itself included (0: all).
+        qk_norm: each query and key head is normed before it is rotated.
+        attention_scale: factor of the attention logits; ``None`` is ``head_dim ** -0.5``.
+        embedding_scale, residual_scale, logits_scale: factors of the embeddings (given ones too), of what attention and MLP add to the residual, of the logits.
     """
 
     hidden: int
@@ -42,6 +47,11 @@ class DenseShape:
     rope: RopeConfig
     window: int = 0
     qk_norm: bool = False
+    output_bias: bool | None = None
+    attention_scale: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
 
     @classmethod
     def of(cls, config: Any, *, window: int = 0, qk_norm: bool = False) -> DenseShape:
@@ -85,7 +95,7 @@ class _Attention(Layer):
             q_heads=heads.q_heads,
             kv_heads=heads.kv_heads,
             head_dim=shape.head_dim,
-            scale=shape.head_dim**-0.5,
+            scale=shape.head_dim**-0.5 if shape.attention_scale is None else shape.attention_scale,
             rope=shape.rope,
             window=shape.window,
             qk_norm_eps=shape.eps if shape.qk_norm else None,
@@ -94,7 +104,7 @@ class _Attention(Layer):
             f"{prefix}.o_proj",
             q,
             shape.hidden,
-            bias=shape.attention_bias,
+            bias=shape.attention_bias if shape.output_bias is None else shape.output_bias,
             shard="row",
             group="attn",
             units=(heads.q_units,),
@@ -135,14 +145,20 @@ class _Block(Layer):
             f"{prefix}.post_attention_layernorm", shape.hidden, shape.eps, reduce="attn"
         )
         self.mlp = _MLP(shape, ctx, f"{prefix}.mlp")
+        self._scale = shape.residual_scale
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
     ) -> tuple[torch.Tensor, torch.Tensor]:
         hidden, residual = self.input_layernorm(hidden, residual)
-        hidden = self.self_attn(hidden, batch)
+        hidden = _scaled(self.self_attn(hidden, batch), self._scale)
         hidden, residual = self.post_attention_layernorm(hidden, residual)
-        return self.mlp(hidden), residual
+        return _scaled(self.mlp(hidden), self._scale), residual
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """``x`` times ``factor``; a partial sum stays one."""
+    return x if factor == 1.0 else x * factor
 
 
 class _Decoder(Layer):
@@ -153,11 +169,12 @@ class _Decoder(Layer):
             _Block(shape, ctx, f"{prefix}.layers.{index}", index) for index in range(config.num_hidden_layers)
         )
         self.norm = ctx.rms_norm(f"{prefix}.norm", shape.hidden, shape.eps, reduce="dense")
+        self._scale = shape.embedding_scale
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         given = batch.inputs_embeds
         # A copy of given ones: the hidden states become the residual, which is added to in place.
-        hidden = self.embed_tokens(batch.input_ids) if given is None else given.clone()
+        hidden = _scaled(self.embed_tokens(batch.input_ids) if given is None else given.clone(), self._scale)
         residual = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, batch)
@@ -181,6 +198,7 @@ class DenseCausalLM(CausalLM):
         self.model = _Decoder(config, shape, ctx, f"{prefix}model")
         tied = self.model.embed_tokens if self._tied else None
         self.lm_head = ctx.lm_head(f"{prefix}lm_head", config.vocab_size, shape.hidden, tied=tied)
+        self._logits_scale = shape.logits_scale
 
     @classmethod
     def shape(cls, config: Any) -> DenseShape:
@@ -206,8 +224,7 @@ class DenseCausalLM(CausalLM):
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.lm_head(hidden)
-        return out
+        return _scaled(self.lm_head(hidden), self._logits_scale)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return load_weights(self, weights, ignore=self._not_needed)

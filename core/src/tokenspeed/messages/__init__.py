@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tokenspeed.messages.codec import decode_from_engine, decode_to_engine, encode
+from tokenspeed.messages.codec import as_named, decode_from_engine, decode_to_engine, encode
 from tokenspeed.messages.from_engine import (
+    HIT_CUTS,
     ControlReply,
     EngineFailed,
     EngineInfo,
@@ -29,6 +30,7 @@ from tokenspeed.messages.to_engine import (
 
 __all__ = [
     "DEFAULT_NEW_TOKENS",
+    "HIT_CUTS",
     "AbortRequest",
     "ControlReply",
     "ControlRequest",
@@ -47,6 +49,7 @@ __all__ = [
     "ToEngine",
     "TokenLogprobs",
     "TokenOutput",
+    "as_named",
     "decode_from_engine",
     "decode_to_engine",
     "encode",

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 __all__ = [
+    "HIT_CUTS",
     "ControlReply",
     "EngineFailed",
     "EngineInfo",
@@ -30,12 +31,18 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     top_logprobs: list[float]
 
 
+#: Why the cache gave a prompt no more than it did: it gave all that it could; nobody has sent the next page before (or so long ago that it is forgotten); it
+#: was given up for want of room; the request asks for prompt log probabilities; the KV store did not answer in time; the tier that had it did not bring it.
+HIT_CUTS = ("none", "new", "evicted", "prompt_logprobs", "store_timeout", "load_failed")
+
+
 class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
     """What a finished request cost. Times in ms from its arrival in the server; ``grammar_ms``, how long it waited for its grammar, is part of ``queue_ms``.
 
     Attributes:
         host_tokens: of ``cached_tokens``, those that came back from the host tier.
         storage_tokens: of ``host_tokens``, those that the KV store gave for this request.
+        hit_cut: why the cache gave no more: one of ``HIT_CUTS``.
     """
 
     prompt_tokens: int
@@ -51,6 +58,7 @@ class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     grammar_ms: float = 0.0
     host_tokens: int = 0
     storage_tokens: int = 0
+    hit_cut: str = "none"
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
@@ -151,6 +159,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     tiers: TierStats | None = None
     sessions: int = 0
     retained_pages: int = 0
+    hits_cut: dict[str, int] = {}
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):
@@ -166,6 +175,7 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         plan: the verified plugin plan and selections, plain JSON.
         config: the effective settings, plain JSON.
+        host_pages: of the host tier, of all cache groups; 0 without one. It and the sizes are those of one rank.
     """
 
     max_model_len: int
@@ -179,6 +189,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     load_seconds: float
     plan: dict[str, Any]
     config: dict[str, Any]
+    host_pages: int = 0
+    host_bytes: int = 0
 
 
 class EngineReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):

@@ -62,7 +62,7 @@ class Discovery:
         holding = [
             str(folder) for folder in folders if any(folder.glob("*.dist-info")) or any(folder.glob("*.egg-info"))
         ]
-        places = f"{', '.join(holding) or 'nowhere'} ({len(holding)} of {len(folders)} folders on the path)"
+        places = ", ".join(holding) or f"nowhere: none of the {len(folders)} folders on the path holds any"
         return f"entry points of group {ENTRY_POINT_GROUP!r} of the distributions in {places}"
 
 

@@ -9,6 +9,7 @@ __all__ = ["FIRST_PARTY"]
 
 _NAMES = (
     "attention-flashinfer",
+    "attention-mla",
     "attention-sdpa",
     "attention-triton",
     "grammar-xgrammar",

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
+from tokenspeed.errors import ConfigError, NothingFitsError, PluginError, UnusableChoiceError
 from tokenspeed.plugins.kernel_times import KernelTimes
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
-from tokenspeed.plugins.selection import Choice, Loser, load_target, refusals, select
+from tokenspeed.plugins.selection import Choice, Loser, load_target, owners, refusals, select
 from tokenspeed.plugins.specs import KERNEL_OBJECTIVES, KernelSpec
 
 __all__ = ["KernelQuery", "KernelRegistry", "check_overrides"]
@@ -185,7 +185,7 @@ class KernelRegistry:
         """
         family, _, mode = operation.partition(".")
         named = self.overrides[operation]
-        own = [c for c in self._by_mode[operation] if named in (c.spec.name, c.name)]
+        own = owners(self._by_mode[operation], named)
 
         def fits(spec: KernelSpec) -> str:
             asked = _Anything(family=family, mode=mode, dtype=dtype, features=frozenset(), shape={})
@@ -200,7 +200,7 @@ class KernelRegistry:
         )
         if all(reasons.values()):
             text = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
-            raise PluginError(f"--kernel {operation}={named} cannot be used: {text}")
+            raise UnusableChoiceError(f"--kernel {operation}={named} cannot be used: {text}")
 
     def _fastest(
         self, choice: Choice[KernelSpec], candidates: Sequence[Contribution[KernelSpec]], request: KernelQuery

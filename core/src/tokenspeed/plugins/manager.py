@@ -164,6 +164,11 @@ class PluginHost:
                 owners.setdefault(found.name, []).append(found)
             elif found.distribution != CORE:  # core's own entry point names what is loaded already
                 owners.setdefault(f"{found.distribution}:{BUILTIN}", []).append(found)
+        for name, claims in list(owners.items()):
+            ours = [found for found in claims if found.first_party]
+            if len(ours) == 1:  # it stays what the name means, whatever is installed beside it
+                owners[name] = ours
+                owners |= {f"{found.distribution}:{name}": [found] for found in claims if not found.first_party}
         wanted: dict[str, set[str]] = {name: set() for name in sorted(owners)}
         if self.selection.only:
             wanted = {name: set() for name in sorted(self.selection.named)}
@@ -183,7 +188,7 @@ class PluginHost:
         self._admit()
 
     def _load_one(self, key: str, owners: Sequence[Found], watchdog: Watchdog) -> PluginRecord:
-        fault = _claim_fault(owners)
+        fault = _claim_fault(key, owners)
         if not fault:
             return self._load(owners[0], watchdog)
         record = _record(owners[0], self.selection)
@@ -266,7 +271,9 @@ class PluginHost:
         for name in self.active:
             record = self.records[name]
             automatic = record.first_party or name in asked
-            record.contributions = tuple(replace(c, automatic=automatic) for c in record.contributions)
+            record.contributions = tuple(
+                replace(c, automatic=automatic, first_party=record.first_party) for c in record.contributions
+            )
             self.registry.add(record.contributions)
 
 
@@ -282,13 +289,15 @@ def _record(found: Found, selection: Selection) -> PluginRecord:
     )
 
 
-def _claim_fault(owners: Sequence[Found]) -> str:
-    """Why none of the distributions that use one plugin name can have it, or an empty string."""
+def _claim_fault(key: str, owners: Sequence[Found]) -> str:
+    """Why, of distributions that are recorded under ``key``, none of the distributions that use one plugin name can have it, or an empty string."""
     name = owners[0].name
     if name == BUILTIN:
         return f"distribution {owners[0].distribution} claims the name of the built-in plugin; uninstall it"
     if not PLUGIN_NAME.fullmatch(name):
         return f"plugin name {name!r} of {owners[0].distribution} is not made of letters, digits, '.', '_' and '-'"
+    if key != name:
+        return f"distribution {owners[0].distribution} claims the name of the first-party plugin {name}; uninstall it"
     if len(owners) > 1:
         claims = " and ".join(f"{found.distribution} {found.version} ({found.value})" for found in owners)
         return f"the plugin name {name!r} is claimed by {claims}; uninstall one"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from tokenspeed.errors import ConfigError
@@ -10,7 +10,7 @@ from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.specs import OptionSpec
 
-__all__ = ["check_option", "hide_given", "hide_values", "parse_option", "resolve_options"]
+__all__ = ["check_option", "hide_given", "hide_values", "option_owner", "parse_option", "resolve_options"]
 
 #: What is shown instead of a secret.
 _HIDDEN = "***"
@@ -80,14 +80,16 @@ def resolve_options(
         ConfigError: an unknown plugin or option (the nearest is named), or a value that does not pass.
     """
     specs: dict[str, dict[str, OptionSpec]] = {}
+    ours: set[str] = set()
     for c in declared:
         specs.setdefault(c.plugin, {})[c.spec.name] = c.spec
+        ours |= {c.plugin} if c.first_party else set()
     values = {plugin: {name: spec.default for name, spec in options.items()} for plugin, options in specs.items()}
     for key, text in given.items():
         name, dot, option = key.rpartition(".")
         if not dot or not name or not option:
             raise ConfigError(f"--set {key}={text}: write PLUGIN.OPTION=VALUE")
-        plugin = _one_plugin(f"--set {key}", name, specs, list(inactive))
+        plugin = _one_plugin(f"--set {key}", name, specs, list(inactive), ours)
         spec = specs[plugin].get(option)
         if spec is None:
             known = ", ".join(sorted(specs[plugin]))
@@ -99,6 +101,13 @@ def resolve_options(
         except ValueError as error:
             raise ConfigError(f"--set {key}: the value {error}") from None
     return values
+
+
+def option_owner(key: str, declared: Iterable[Contribution[OptionSpec]]) -> str:
+    """The plugin that ``key`` (``plugin.option``) means. Raises ``ConfigError`` as ``resolve_options`` does."""
+    own = list(declared)
+    name = key.rpartition(".")[0]
+    return _one_plugin(f"--set {key}", name, {c.plugin: c for c in own}, [], {c.plugin for c in own if c.first_party})
 
 
 def hide_values(
@@ -127,8 +136,10 @@ def hide_given(declared: Iterable[Contribution[OptionSpec]], given: Mapping[str,
     return {key: shown(key, text) for key, text in given.items()}
 
 
-def _one_plugin(what: str, name: str, specs: Mapping[str, Any], inactive: list[str]) -> str:
+def _one_plugin(what: str, name: str, specs: Mapping[str, Any], inactive: list[str], ours: Collection[str]) -> str:
+    """The plugin that ``name`` means; a short name of one in ``ours`` stays its own."""
     found = _find_plugin(name, specs)
+    found = [plugin for plugin in found if plugin in ours] or found
     if len(found) == 1:
         return found[0]
     if found:

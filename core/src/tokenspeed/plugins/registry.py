@@ -65,6 +65,7 @@ class Contribution(Generic[S]):
         automatic: automatic choice may take it without being forced to: it is first-party, named in ``--plugins``, or needed by one that is.
         named: its plugin is named in ``--plugins``; it ranks as ``Priority.PLUGIN`` and its ``opt_in`` does not hold it back.
         off: why it is turned off whatever is chosen, or empty.
+        first_party: its plugin is of this project; a name that such a one has stays its own, whatever is installed beside it.
     """
 
     plugin: str
@@ -72,6 +73,7 @@ class Contribution(Generic[S]):
     automatic: bool = True
     named: bool = False
     off: str = ""
+    first_party: bool = True
 
     @property
     def name(self) -> str:
@@ -113,7 +115,8 @@ def check_spec(spec: AnySpec) -> str:
         return f"target of command {spec.name!r} is {spec.target!r}; it must be a module, 'package.module'"
     if isinstance(spec, PlatformSpec) and not _TARGET.fullmatch(spec.detect):
         return f"detect of {spec.name!r} is {spec.detect!r}; it must be 'package.module:function'"
-    if isinstance(spec, GrammarBackendSpec) and not _TARGET.fullmatch(spec.checker):
+    optional = isinstance(spec, KVStoreSpec) and not spec.checker
+    if isinstance(spec, (GrammarBackendSpec, KVStoreSpec)) and not optional and not _TARGET.fullmatch(spec.checker):
         return f"checker of {spec.name!r} is {spec.checker!r}; it must be 'package.module:function'"
     if isinstance(spec, ModelSpec) and not (spec.architectures or spec.gguf_architectures):
         return f"model {spec.name!r} names no architecture"

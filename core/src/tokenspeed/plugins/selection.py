@@ -1,24 +1,25 @@
 """One way to choose, for every kind of contribution.
 
-Order: the user's flag; the model's stated need; specificity (models only); the platform's order; priority; name. A candidate that cannot run is never
-chosen, and every loser keeps its reasons. Automatic choice looks at ``automatic`` contributions, and at the others only when none of those fits.
+Order: the user's flag; the model's stated need; specificity (models only); the platform's order; a plugin that ``--plugins`` names; priority; name. A
+candidate that cannot run is never chosen, and every loser keeps its reasons. Automatic choice looks at ``automatic`` contributions, and at the others only
+when none of those fits. A name that a first-party plugin has means that plugin's: one that a third party has too is written in full, ``plugin:name``.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
+from tokenspeed.errors import ConfigError, NothingFitsError, PluginError, UnusableChoiceError
 from tokenspeed.plugins.discovery import BUILTIN
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
 from tokenspeed.plugins.specs import Spec
 
-__all__ = ["Choice", "Loser", "Need", "check_api", "load_target", "refusals", "select"]
+__all__ = ["Choice", "Loser", "Need", "check_api", "load_target", "owners", "refusals", "select"]
 
 S = TypeVar("S", bound=Spec)
 
@@ -124,14 +125,15 @@ def select(
         active: names of active plugins, for ``Spec.needs``; ``None`` skips the check.
         fits: what a candidate lacks for this use, or an empty string.
         names: the names a user may type for a spec.
-        specificity: higher wins before anything but a flag or need; a tie at the top is an error.
+        specificity: higher wins before anything but a flag or need; a tie at the top is an error, unless ``--plugins`` names one of the plugins.
         requirements: checks ``Spec.requires``; callers that choose often pass one that remembers.
         excluded: (plugin, cause) of broken plugins, to be named when nothing fits.
         nothing_fits: what to do about it, for the same message.
 
     Raises:
         ConfigError: ``flag`` names nothing that is installed.
-        PluginError: nothing fits (``NothingFitsError``), the named one cannot run, or two plugins own the name.
+        PluginError: nothing fits (``NothingFitsError``), the named one cannot run (``UnusableChoiceError`` where ``flag`` names it), or two plugins own
+            the name.
     """
     verdicts = {c.name: _verdict(c, platform, active, fits, requirements) for c in candidates}
     if flag is not None:
@@ -144,11 +146,21 @@ def select(
     else:
         return _automatic(slot, candidates, verdicts, preferences, specificity, names, excluded, nothing_fits)
     if verdicts[winner.name].reasons:
-        raise PluginError(f"{slot} {winner.name} ({why}) cannot be used: {verdicts[winner.name].reasons}")
+        error = PluginError if flag is None else UnusableChoiceError
+        raise error(f"{slot} {winner.name} ({why}) cannot be used: {verdicts[winner.name].reasons}")
+    asked = flag if flag is not None else need.name if need is not None else ""
     losers = tuple(
-        Loser(c.name, verdicts[c.name].reasons or "another was asked for") for c in candidates if c is not winner
+        Loser(c.name, verdicts[c.name].reasons or _not_asked_for(c, asked, names))
+        for c in candidates
+        if c is not winner
     )
     return Choice(slot, winner, why, losers)
+
+
+def _not_asked_for(c: Contribution[S], asked: str, names: Callable[[S], Sequence[str]]) -> str:
+    if asked in names(c.spec):
+        return f"{asked} is the first-party one's name; this one's is {c.plugin}:{asked}"
+    return "another was asked for"
 
 
 def refusals(
@@ -187,6 +199,14 @@ def _spellings(c: Contribution[S], names: Callable[[S], Sequence[str]]) -> set[s
     return {spelling for name in names(c.spec) for spelling in (name, f"{c.plugin}:{name}")}
 
 
+def owners(
+    candidates: Sequence[Contribution[S]], name: str, names: Callable[[S], Sequence[str]] = _default_names
+) -> list[Contribution[S]]:
+    """Those that ``name`` may mean: whose full name it is, else first-party ones that have it, else all that have it."""
+    having = [c for c in candidates if name in _spellings(c, names)]
+    return [c for c in having if c.first_party or name not in names(c.spec)] or having
+
+
 def _by_name(
     slot: str,
     candidates: Sequence[Contribution[S]],
@@ -195,12 +215,12 @@ def _by_name(
     names: Callable[[S], Sequence[str]],
     excluded: Sequence[tuple[str, str]],
 ) -> Contribution[S]:
-    owners = [c for c in candidates if name in _spellings(c, names)]
-    if len(owners) == 1:
-        return owners[0]
-    if owners:
+    having = owners(candidates, name, names)
+    if len(having) == 1:
+        return having[0]
+    if having:
         raise PluginError(
-            f"{asked_by} {name}: more than one plugin owns that {slot}: {', '.join(c.name for c in owners)}; "
+            f"{asked_by} {name}: more than one plugin owns that {slot}: {', '.join(c.name for c in having)}; "
             f"write one of them in full, or remove a plugin with --plugins=-NAME"
         )
     known = sorted({spelling for c in candidates for spelling in names(c.spec)})
@@ -220,9 +240,10 @@ def _automatic(
     excluded: Sequence[tuple[str, str]],
     nothing_fits: str,
 ) -> Choice[S]:
-    def rank(c: Contribution[S]) -> tuple[int, int, int, str]:
-        listed = next((i for i, name in enumerate(preferences) if name in _spellings(c, names)), len(preferences))
-        return (-specificity(c.spec), listed, -c.priority, c.spec.name)
+    place = {c.name: i for i, name in reversed(list(enumerate(preferences))) for c in owners(candidates, name, names)}
+
+    def rank(c: Contribution[S]) -> tuple[int, int, bool, int, str]:
+        return (-specificity(c.spec), place.get(c.name, len(preferences)), not c.named, -c.priority, c.spec.name)
 
     allowed = [c for c in candidates if not c.spec.opt_in or c.named]
     running = [c for c in allowed if not verdicts[c.name].reasons]
@@ -234,7 +255,7 @@ def _automatic(
             broken="; ".join(f"{c.name}: {'; '.join(verdicts[c.name].broken)}" for c in failing),
         )
     winner = ordered[0]
-    _refuse_tie(slot, winner, ordered, specificity)
+    _refuse_tie(slot, winner, ordered, specificity, place)
 
     losers = []
     for c in candidates:
@@ -247,7 +268,7 @@ def _automatic(
         elif not c.automatic and winner.automatic:
             reason = "its plugin is not first-party and not named in --plugins"
         else:
-            reason = _outranked(winner, c, preferences, specificity, names)
+            reason = _outranked(winner, c, specificity, place)
         losers.append(Loser(c.name, reason))
     better = [
         c
@@ -261,59 +282,60 @@ def _automatic(
     if better:
         first = min(better, key=rank)
         warning = f"{slot}: {winner.name} is used instead of {first.name}, which cannot run: {'; '.join(verdicts[first.name].broken)}"
-    return Choice(slot, winner, _won(winner, ordered, preferences, specificity, names), tuple(losers), warning)
+    return Choice(slot, winner, _won(winner, ordered, specificity, place), tuple(losers), warning)
 
 
 def _refuse_tie(
-    slot: str, winner: Contribution[S], ordered: Sequence[Contribution[S]], specificity: Callable[[S], int]
+    slot: str,
+    winner: Contribution[S],
+    ordered: Sequence[Contribution[S]],
+    specificity: Callable[[S], int],
+    place: Mapping[str, int],
 ) -> None:
-    """Two plugins with one name, or two specs that match a model equally well: the user must say which."""
+    """Two plugins with one name, or two specs that match a model equally well: the user must say which, and has where ``--plugins`` names one of them."""
 
     def contests(c: Contribution[S]) -> bool:
-        equal = specificity(c.spec) == specificity(winner.spec)
-        return equal and (specificity(c.spec) > 0 or c.spec.name == winner.spec.name)
+        equal = specificity(c.spec) == specificity(winner.spec) and place.get(c.name) == place.get(winner.name)
+        return equal and c.named == winner.named and (specificity(c.spec) > 0 or c.spec.name == winner.spec.name)
 
     tied = sorted((c for c in ordered if contests(c)), key=lambda c: (c.plugin != BUILTIN, c.name))
     if len(tied) > 1:
-        raise PluginError(
-            f"{slot}: {' and '.join(c.name for c in tied)} claim the same place; "
-            f"name one in full with its flag, or remove one with --plugins=-{tied[-1].plugin}"
-        )
-
-
-def _listed(c: Contribution[S], preferences: Sequence[str], names: Callable[[S], Sequence[str]]) -> bool:
-    return any(name in _spellings(c, names) for name in preferences)
+        last = tied[-1].plugin
+        ways = [f"remove one with --plugins=-{last}"]
+        if not winner.named:
+            ways.insert(0, f"put one first with --plugins +{last}")
+        if not specificity(winner.spec):
+            ways.insert(0, "name one in full with its flag")
+        raise PluginError(f"{slot}: {' and '.join(c.name for c in tied)} claim the same place; {', or '.join(ways)}")
 
 
 def _won(
     winner: Contribution[S],
     ordered: Sequence[Contribution[S]],
-    preferences: Sequence[str],
     specificity: Callable[[S], int],
-    names: Callable[[S], Sequence[str]],
+    place: Mapping[str, int],
 ) -> str:
     if len(ordered) == 1:
         return "the only one that fits" if winner.automatic else "nothing first-party fits"
-    if specificity(ordered[1].spec) < specificity(winner.spec):
+    second = ordered[1]
+    if specificity(second.spec) < specificity(winner.spec):
         return "the most specific match"
-    if _listed(winner, preferences, names):
+    if winner.name in place:
         return "first in the platform's order"
-    return f"highest priority ({winner.priority.name})" if ordered[1].priority < winner.priority else "first by name"
+    if winner.named and not second.named:
+        return "named in --plugins"
+    return f"highest priority ({winner.priority.name})" if second.priority < winner.priority else "first by name"
 
 
 def _outranked(
-    winner: Contribution[S],
-    c: Contribution[S],
-    preferences: Sequence[str],
-    specificity: Callable[[S], int],
-    names: Callable[[S], Sequence[str]],
+    winner: Contribution[S], c: Contribution[S], specificity: Callable[[S], int], place: Mapping[str, int]
 ) -> str:
     if specificity(c.spec) < specificity(winner.spec):
         return "matches less specifically"
-    if _listed(winner, preferences, names):
-        return (
-            "stands later in the platform's order" if _listed(c, preferences, names) else "not in the platform's order"
-        )
+    if winner.name in place:
+        return "stands later in the platform's order" if c.name in place else "not in the platform's order"
+    if winner.named and not c.named:
+        return f"--plugins names {winner.plugin}"
     if c.priority < winner.priority:
         return f"priority {c.priority.name}, below {winner.priority.name}"
     return "same priority, later by name"

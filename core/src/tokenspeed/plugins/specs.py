@@ -82,12 +82,12 @@ class Spec:
     """Common part of everything selectable.
 
     Attributes:
-        name: what a user types to select it, unique within its kind (``plugin:name`` where two plugins own a name).
+        name: what a user types to select it, unique within its kind (``plugin:name`` where another plugin has it too; the short form means a first-party one).
         target: ``"package.module:attribute"`` of the class or function.
         api: version of the kind's contract that the target was written for.
         priority: rank among candidates that fit.
         platforms: platform names it runs on; empty means any.
-        requires: requirement strings (PEP 508) that must be installed.
+        requires: requirement strings (PEP 508) that must be installed, or ``import:MODULE of DISTRIBUTIONS``: a top-level module that several bring.
         needs: names of plugins that must be active with it.
         opt_in: considered only when named by a flag or when its plugin is named in ``--plugins``.
         description: one line for ``tokenspeed plugins show``.
@@ -113,7 +113,7 @@ class ModelSpec(Spec):
 
     Attributes:
         architectures: ``architectures[0]`` values of ``config.json`` it accepts.
-        model_type: narrows the match to one ``model_type``; the more specific spec wins.
+        model_type: narrows the match to one ``model_type``; the more specific spec wins, then one whose plugin ``--plugins`` names.
         attention_backend: name of the backend the model needs, or empty for any that supports its kind.
         tool_parser: parser that ``--tool-call-parser auto`` takes for this model.
         reasoning_parser: parser that ``--reasoning-parser auto`` takes.
@@ -233,11 +233,14 @@ class KVStoreSpec(Spec):
 
     Attributes:
         durable: what was put outlives the engine process.
+        checker: ``"package.module:function"`` of a function ``(options) -> None`` that raises ``ConfigError`` for options of its plugin that the store
+            could not work with, or empty. It imports nothing heavy, changes nothing and waits for nobody: it is called before anything is loaded.
     """
 
     KIND: ClassVar[str] = "kv_store"
 
     durable: bool = True
+    checker: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

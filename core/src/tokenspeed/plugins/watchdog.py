@@ -36,10 +36,15 @@ class LoadLimits:
 
 
 class Watchdog:
-    """Watches the loading thread from a thread of its own, which lives as long as the ``with`` block."""
+    """Watches the loading thread from a thread of its own, which lives as long as the ``with`` block.
 
-    def __init__(self, limits: LoadLimits) -> None:
+    Args:
+        clock: seconds; what ``limits`` are measured by.
+    """
+
+    def __init__(self, limits: LoadLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
+        self._clock = clock
         self._changed = threading.Condition()
         self._watched: tuple[str, float] | None = None
         self._closed = False
@@ -58,7 +63,7 @@ class Watchdog:
     @contextmanager
     def watching(self, plugin: str) -> Iterator[None]:
         """Time what happens in the block as the loading of ``plugin``."""
-        started = time.monotonic()
+        started = self._clock()
         _log.debug("plugin %s: loading", plugin)
         with self._changed:
             self._watched = (plugin, started)
@@ -69,7 +74,7 @@ class Watchdog:
             with self._changed:
                 self._watched = None
                 self._changed.notify()
-            _log.debug("plugin %s: %.1f ms", plugin, (time.monotonic() - started) * 1e3)
+            _log.debug("plugin %s: %.1f ms", plugin, (self._clock() - started) * 1e3)
 
     def _watch(self) -> None:
         warned: tuple[str, float] | None = None
@@ -80,7 +85,7 @@ class Watchdog:
                     self._changed.wait()
                     continue
                 plugin, started = current
-                elapsed = time.monotonic() - started
+                elapsed = self._clock() - started
                 if elapsed >= self._limits.end_s:
                     self._watched = None
                     self._limits.end(

@@ -110,7 +110,10 @@ class KVPool:
                     self._states[index] = tuple(_zeros((pages, *shape), dtype, device) for shape in group.states)
                     continue
                 k = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.head_dim), dtype, device)
-                v = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.v_head_dim), dtype, device)
+                if group.kind == "mla":
+                    v = k[..., : group.v_head_dim]
+                else:
+                    v = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.v_head_dim), dtype, device)
                 self._layers[index] = LayerKV(k=k, v=v)
 
     def layer(self, index: int) -> LayerKV:
@@ -129,8 +132,7 @@ class KVPool:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor of the pool."""
-        pages = [tensor for kv in self._layers.values() for tensor in (kv.k, kv.v)]
-        return pages + [tensor for states in self._states.values() for tensor in states]
+        return [tensor for index in range(len(self.groups)) for _, own in self.page_tensors(index) for tensor in own]
 
     @property
     def nbytes(self) -> int:
@@ -138,10 +140,13 @@ class KVPool:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def page_tensors(self, group: int) -> list[tuple[int, tuple[torch.Tensor, ...]]]:
-        """(layer, tensors) of each layer of a group, in order; the first axis of every tensor is its pages."""
+        """(layer, tensors) of each layer of a group, in order; the first axis of every tensor is its pages or states. Values that are a part of the keys are
+        not told of again."""
         if self.groups[group].kind == "recurrent":
             return [(layer, self._states[layer]) for layer in self.groups[group].layers]
-        return [(layer, (self._layers[layer].k, self._layers[layer].v)) for layer in self.groups[group].layers]
+        latent = self.groups[group].kind == "mla"
+        kvs = [(layer, self._layers[layer]) for layer in self.groups[group].layers]
+        return [(layer, (kv.k,) if latent else (kv.k, kv.v)) for layer, kv in kvs]
 
     def prepare_states(self, kinds: Int32, groups: Int32, sources: Int32, targets: Int32) -> None:
         """Before a step: state ``targets[i]`` of ``groups[i]`` becomes zero (kind 0) or a copy of state ``sources[i]`` (kind 1). No state is both source and

@@ -1,8 +1,8 @@
 """One thread, one store object, and a clock on every call: what hangs is left behind, what fails is tried again later and not by a request.
 
 States: *up* takes calls. A call that raises or passes its deadline makes the lane *down*: calls are refused at once, until a probe that the lane sends by
-itself, after a pause that grows, is answered in time by a new object. A thread that hangs cannot be ended; it keeps its store and its staging memory, which
-nobody else touches.
+itself, after a pause that grows, is answered in time by a new object. A probe may pass where calls do not (a full disk): pauses begin anew only where the
+lane was up for longer than the next one. A thread that hangs cannot be ended; it keeps its store and its staging memory, which nobody else touches.
 """
 
 from __future__ import annotations
@@ -163,6 +163,7 @@ class StoreLane:
         self._down = False
         self._pause_s = _FIRST_PAUSE_S
         self._probe_at_s = 0.0
+        self._up_since_s = 0.0
         self._probing: tuple[_Call, float] | None = None
 
     @property
@@ -253,10 +254,13 @@ class StoreLane:
         return worker
 
     def _fall(self, reason: str) -> None:
+        now = time.monotonic()
         if not self._down:
             _log.warning("KV store (%s): %s; it is bypassed until it answers again", self.name, reason)
+            if now - self._up_since_s > self._pause_s:
+                self._pause_s = _FIRST_PAUSE_S
         self._down = True
-        self._probe_at_s = time.monotonic() + self._pause_s
+        self._probe_at_s = now + self._pause_s
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
     def _recovered(self) -> bool:
@@ -274,5 +278,5 @@ class StoreLane:
         if not self._settle(call):
             return False
         _log.warning("KV store (%s): it answers again", self.name)
-        self._down, self._pause_s = False, _FIRST_PAUSE_S
+        self._down, self._up_since_s = False, now
         return True

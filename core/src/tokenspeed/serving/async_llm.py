@@ -18,6 +18,7 @@ from tokenspeed.messages import AbortRequest, EngineInfo, GenerateRequest, Outpu
 from tokenspeed.serving.engine_client import EngineClient
 from tokenspeed.serving.generation import Choice, Generation, GenerationRequest
 from tokenspeed.serving.metrics import ServerMetrics
+from tokenspeed.serving.protocol.answers import request_stats
 from tokenspeed.serving.protocol.sessions import Session
 from tokenspeed.serving.tokenizer import NoTokenizer, Tokenizer, pack_tokens
 
@@ -175,13 +176,16 @@ class AsyncLLM:
     def abort_requests(self, request_id: str | None, reason: str) -> int:
         """Ask the engine to end the requests of one id, or all; their clients get finish reason ``abort``.
 
+        Args:
+            request_id: an answer's, with its prefix or without: a client gives its own without one. ``None``: all.
+
         Returns:
             How many; those that were asked to end before do not count again.
         """
         rids = [
             rid
             for rid, choice in self._live.items()
-            if rid not in self._asked and request_id in (None, choice.generation.request.request_id)
+            if rid not in self._asked and request_id in (None, *_names(choice.generation.request.request_id))
         ]
         for rid in rids:
             self.client.send(AbortRequest(rid))
@@ -301,12 +305,15 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
         yield texts[begin:]
 
 
+def _names(request_id: str) -> tuple[str, str]:
+    """An answer's id, and what follows its prefix."""
+    return request_id, request_id.partition("-")[2]
+
+
 def _stats_line(choice: Choice) -> str:
-    text = f"{choice.prompt_tokens} prompt tokens ({max(choice.cached_tokens, 0)} cached), {choice.output_tokens} output tokens, {choice.finish}"
-    stats = choice.stats
-    if stats is None:
-        return text
-    return (
-        f"{text}; queue {stats.queue_ms:.1f} ms, prefill {stats.prefill_ms:.1f} ms, first token {stats.ttft_ms:.1f} ms, total {stats.total_ms:.1f} ms, "
-        f"{stats.preemptions} preemptions ({stats.preempted_ms:.1f} ms), {stats.decode_tok_s:.1f} tok/s"
-    )
+    """How it ended, and what ``usage.request_stats`` of an answer holds, by the same names."""
+    shown = {"prompt_tokens": choice.prompt_tokens, "output_tokens": choice.output_tokens}
+    if choice.stats is not None:
+        shown = request_stats(choice)
+        del shown["index"]
+    return f"{choice.finish}; {', '.join(f'{name} {value}' for name, value in shown.items())}"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 from tokenspeed.errors import RequestError
-from tokenspeed.serving.context import HttpRequest, context_of
+from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
 from tokenspeed.serving.protocol.parse import json_object
 
 __all__ = ["ClientGone", "read_json"]
 
 _BODY_TIMEOUT_S = 60.0
+#: How often a body that does not arrive is thought of, and what it gets when the server ends.
+_LOOK_S = 0.25
 _DISCARD_BYTES = 256 * 1024 * 1024
 _DISCARD_S = 2.0
 
@@ -25,7 +28,8 @@ async def read_json(request: HttpRequest, *, empty_is: dict[str, Any] | None = N
     """The body as a JSON object, and its size in bytes. ``empty_is`` stands for a missing body.
 
     Raises:
-        RequestError: 413 past ``max_body_bytes`` (declared or sent), 408 when it takes too long, 415 for a compressed one, 400 for what is no JSON object.
+        RequestError: 413 past ``max_body_bytes`` (declared or sent), 408 when it takes too long, 503 when the server ends meanwhile, 415 for a compressed one,
+            400 for what is no JSON object.
         ClientGone: the client left.
     """
     body = await _read(request, context_of(request).config.max_body_bytes)
@@ -46,23 +50,31 @@ async def _read(request: HttpRequest, limit: int) -> bytes:
     if declared.isdigit() and int(declared) > limit:
         await _discard(request)
         raise _too_large(limit)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            while True:
+    context, body = context_of(request), bytearray()
+    end = time.monotonic() + _BODY_TIMEOUT_S
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
                 message = await request.receive()
                 if message["type"] != "http.request":
                     raise ClientGone
                 body += message["body"]
-                if len(body) > limit:
-                    await _discard(request)
-                    raise _too_large(limit)
-                if not message["more_body"]:
+                if not message["more_body"] and len(body) <= limit:
                     return bytes(body)
-    except TimeoutError:
-        raise RequestError(
-            f"the body did not arrive within {_BODY_TIMEOUT_S:g} s", code="timeout", status=408
-        ) from None
+        if len(body) > limit:
+            await _discard(request)
+            raise _too_large(limit)
+        now = time.monotonic()
+        if context.draining:  # a client that does not send on would keep the server from its end
+            end = min(end, now + _LOOK_S)
+        if now >= end:
+            raise _too_slow(context)
+
+
+def _too_slow(context: ServerContext) -> RequestError:
+    if context.draining:
+        return RequestError("the server is shutting down; try again later", code="unavailable", status=503)
+    return RequestError(f"the body did not arrive within {_BODY_TIMEOUT_S:g} s", code="timeout", status=408)
 
 
 async def _discard(request: HttpRequest) -> None:

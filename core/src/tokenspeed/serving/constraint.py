@@ -28,12 +28,13 @@ __all__ = [
     "Constraint",
     "GrammarChecker",
     "HeldCalls",
+    "NoBackend",
     "answer_grammar",
     "chat_grammar",
     "check_fields",
 ]
 
-#: ``(kind, value) -> None``; raises ``GrammarError``. ``None`` in its place: there is no grammar backend.
+#: ``(kind, value) -> None``; raises ``GrammarError``. ``NoBackend`` or ``None`` in its place: there is no grammar backend.
 GrammarChecker = Callable[[str, str], None]
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,16 @@ _MAX_HELD = 256
 _MAX_HELD_CHARS = 262_144
 #: Seconds of processor time that the checks of one request may take together.
 _CHECK_S = 2.0
+
+
+class NoBackend(NamedTuple):
+    """Stands for a checker where there is no grammar backend.
+
+    Attributes:
+        why: a clause that says why, and what to do about it.
+    """
+
+    why: str
 
 
 class CheckedBefore:
@@ -176,7 +187,7 @@ def check_fields(
         )
 
 
-def answer_grammar(answer: Answer, checker: GrammarChecker | None) -> Grammar:
+def answer_grammar(answer: Answer, checker: GrammarChecker | NoBackend | None) -> Grammar:
     """The grammar of a text without a conversation.
 
     Raises:
@@ -199,7 +210,10 @@ class HeldCalls(NamedTuple):
 
 
 def chat_grammar(
-    wanted: Constraint, checker: GrammarChecker | None, reasoning: ReasoningParser | None, token_ids: Mapping[str, int]
+    wanted: Constraint,
+    checker: GrammarChecker | NoBackend | None,
+    reasoning: ReasoningParser | None,
+    token_ids: Mapping[str, int],
 ) -> tuple[Grammar | None, HeldCalls | None]:
     """The grammar of a chat's reply, ``None``: any text; and how it holds calls, ``None``: not at all.
 
@@ -257,10 +271,11 @@ def _behind_reasoning(
     return _tagged(either if reasoning is None else reasoning.answer_format(either, token_ids), check, param, end)
 
 
-def _needed(checker: GrammarChecker | None, param: str) -> GrammarChecker:
-    if checker is None:
+def _needed(checker: GrammarChecker | NoBackend | None, param: str) -> GrammarChecker:
+    if checker is None or isinstance(checker, NoBackend):
+        why = "see --grammar-backend" if checker is None else checker.why
         raise RequestError(
-            f"{param}: needs a grammar backend, which this server does not have; install tokenspeed-plugin-grammar-xgrammar, and see --grammar-backend",
+            f"{param}: needs a grammar backend, and there is none here: {why}",
             param=param,
             code="unsupported_parameter",
         )

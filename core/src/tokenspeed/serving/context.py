@@ -15,12 +15,13 @@ from tokenspeed.errors import RequestError
 from tokenspeed.interfaces.parser import ToolParser
 from tokenspeed.interfaces.reasoning import ReasoningParser
 from tokenspeed.serving.async_llm import AsyncLLM
-from tokenspeed.serving.constraint import GrammarChecker
+from tokenspeed.serving.constraint import GrammarChecker, NoBackend
 from tokenspeed.serving.generation import Generation, GenerationRequest
 from tokenspeed.serving.protocol.sampling import Limits
 from tokenspeed.serving.protocol.sessions import Session, session_of
+from tokenspeed.serving.tokenizer import NoTokenizer
 
-__all__ = ["HttpRequest", "ServerContext", "context_of"]
+__all__ = ["HttpRequest", "ServerContext", "check_header", "context_of"]
 
 _OWN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 HttpRequest = Request[Any, Any, Any]
@@ -34,7 +35,7 @@ class ServerContext:
         model_names: names that requests may use; the first is shown in answers.
         tool_parser: class of the tool-call parser, or ``None``.
         reasoning_parser: class of the reasoning parser, or ``None``: thinking stays in the text.
-        grammar_checker: refuses grammars that the backend would not enforce; ``None``: there is no grammar backend.
+        grammar_checker: refuses grammars that the backend would not enforce; anything but a checker: there is no grammar backend.
         server_info: what ``/get_server_info`` shows besides the engine's own description.
         plugins: what ``/plugins`` shows: the plan, and why each other candidate lost.
         draining: the server ends; running requests may finish, new ones are refused.
@@ -45,7 +46,7 @@ class ServerContext:
     model_names: tuple[str, ...]
     tool_parser: type[ToolParser] | None = None
     reasoning_parser: type[ReasoningParser] | None = None
-    grammar_checker: GrammarChecker | None = None
+    grammar_checker: GrammarChecker | NoBackend | None = None
     server_info: dict[str, Any] = field(default_factory=dict)
     plugins: dict[str, Any] = field(default_factory=dict)
     started_s: int = field(default_factory=lambda: int(time.time()))
@@ -96,6 +97,15 @@ class ServerContext:
                 status=404,
             )
 
+    def check_text(self) -> None:
+        """Raises ``RequestError`` for a route that writes texts where no tokenizer is loaded."""
+        if isinstance(self.llm.tokenizer, NoTokenizer):
+            raise RequestError(
+                "this server runs without a tokenizer (--skip-tokenizer-init), and this route takes or writes texts: ask /generate, "
+                "with input_ids; its answers hold output_ids",
+                code="no_tokenizer",
+            )
+
     @property
     def limits(self) -> Limits:
         """Bounds of requests to the loaded model."""
@@ -111,6 +121,8 @@ class ServerContext:
         self, request: HttpRequest, session_id: str | None, retain_s: float | None, *, salt: str | None, choices: int
     ) -> Session:
         """The session that the body's fields or the headers name. Raises ``RequestError``, see ``protocol.sessions``."""
+        for name in ("X-Session-Id", "X-Retain-S"):
+            check_header(request, name)
         cached = bool(self.llm.info.config.get("enable_prefix_caching", True))
         return session_of(
             request.headers, session_id, retain_s, salt=(salt or "").encode(), choices=choices, cached=cached
@@ -131,3 +143,9 @@ class ServerContext:
 def context_of(request: HttpRequest) -> ServerContext:
     """The context that ``build_app`` put into the application's state."""
     return cast(ServerContext, request.app.state["context"])
+
+
+def check_header(request: HttpRequest, name: str) -> None:
+    """Raises ``RequestError`` where a header is there more than once and its values contradict each other."""
+    if len(set(request.headers.getall(name, []))) > 1:
+        raise RequestError(f"{name}: given more than once, with different values; give one", param=name)

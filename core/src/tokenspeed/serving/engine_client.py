@@ -245,7 +245,8 @@ class EngineClient:
 
     async def _watch(self) -> None:
         await self.settled.wait()
-        idle_s, last = 0.0, self._loop.time()
+        # Only time in which this watch ran: a server that was stopped or starved says nothing about its engine.
+        idle_s, silent_s, last = 0.0, 0.0, self._loop.time()
         while self.failure is None:
             await asyncio.sleep(self._heartbeat_s)
             self._read()  # in case a change of the descriptor went unseen
@@ -254,9 +255,11 @@ class EngineClient:
             if self._activity.progressed():
                 self._active_s = now
             alive = max(self._heard_s, self._active_s)
-            idle_s = 0.0 if alive > last else idle_s + min(now - last, 2 * self._heartbeat_s)
+            passed = min(now - last, 2 * self._heartbeat_s)
+            idle_s = 0.0 if alive > last else idle_s + passed
+            silent_s = 0.0 if self._heard_s > last else silent_s + passed
             last = now
-            self._judge(silence, now - alive)
+            self._judge(silent_s, idle_s)
             if idle_s >= self._give_up_after_s:
                 self._die(f"the engine hangs: no answer and no CPU time used for {idle_s:.0f} s")
             elif silence >= self._heartbeat_s * 0.9:

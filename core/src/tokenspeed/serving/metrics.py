@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tokenspeed.messages import HIT_CUTS
+
 if TYPE_CHECKING:
     from tokenspeed.messages import TierStats
     from tokenspeed.serving.engine_client import EngineClient
@@ -169,6 +171,9 @@ class _Exposition(Collector):
         )
         yield _counter("engine_generated_tokens", "Tokens sampled.", stats.generated_tokens)
         yield _counter("retractions", "Requests that had to give their pages back.", stats.retractions)
+        yield _labelled(
+            "prefix_hits_cut", "Requests by why the cache gave no more.", "reason", Counter(stats.hits_cut), HIT_CUTS
+        )
         yield _counter("evicted_pages", "Cached pages that were given up for new ones.", stats.evicted_pages)
         yield _counter("engine_steps", "Forward steps.", stats.steps)
         yield _gauge(

@@ -8,7 +8,13 @@ from typing import Any
 from tokenspeed.errors import RequestError
 from tokenspeed.interfaces.renderer import Renderer
 
-__all__ = ["rendered"]
+__all__ = ["UNREAD_TOOLS", "rendered"]
+
+#: What is wrong where ``Renderer.reads_tools`` is false and there are tools. Calls can be forced all the same, but the model learns of no tool.
+UNREAD_TOOLS = (
+    "the chat template does not read tools: the model is not told which functions there are; "
+    "give a template that does with --chat-template, or describe them in a system message"
+)
 
 
 def rendered(

@@ -3,7 +3,7 @@
 1. ``sockets.bind_sockets`` takes both ports before anything expensive happens.
 2. ``Server.run`` answers at once (503) and waits for the engine's first word.
 3. SIGTERM or SIGINT drains: ``/health`` turns red, new requests get 503 with Retry-After, running ones finish within ``drain_timeout_s``; what is left then
-   ends with an error. Further signals change nothing, except a second SIGINT, which ends at once.
+   ends with an error. Further signals change nothing, except a SIGINT, which ends at once.
 4. A dead engine ends every stream with an error and the process with a code that is not zero, after a moment in which probes can see the 503.
 """
 

@@ -8,14 +8,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from tokenspeed.builtin.attention.torch_backend import TorchAttention
-from tokenspeed.builtin.kernels.cache import write
-from tokenspeed.interfaces.attention import AttentionBackend, AttentionLayer
+from tokenspeed.builtin.kernels.cache import write, write_latent
+from tokenspeed.interfaces.attention import AttentionBackend, AttentionLayer, LatentUp
 from tokenspeed.interfaces.batch import ForwardBatch
 from tokenspeed.plugins.selection import load_target
 from tokenspeed.plugins.specs import AttentionBackendSpec, KernelSpec
@@ -38,6 +39,7 @@ class AttentionBackendSuite:
         device, platform, capability: where it runs.
         tolerance: largest difference by element type.
         heads: (query heads, KV heads).
+        latents: (query heads, rank, rotated elements), for backends of kind ``mla``.
     """
 
     spec: ClassVar[AttentionBackendSpec]
@@ -47,6 +49,7 @@ class AttentionBackendSuite:
     capability: ClassVar[tuple[int, ...]] = ()
     tolerance: ClassVar[dict[str, float]] = {"fp32": 2e-5, "bf16": 2e-2, "fp16": 3e-3}
     heads: ClassVar[tuple[tuple[int, int], ...]] = ((6, 2), (4, 4))
+    latents: ClassVar[tuple[tuple[int, int, int], ...]] = ((5, 32, 16), (16, 512, 64))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Parametrise with what the spec supports: layouts by page sizes, then each element type, then head counts and sizes."""
@@ -63,18 +66,37 @@ class AttentionBackendSuite:
             chosen += [(supports.layouts[0], sizes[0], dtypes[0], "", h, dim) for h in self.heads for dim in dims]
             if not supports.kv_dtypes or "fp8" in supports.kv_dtypes:
                 chosen += [(lay, sizes[0], dtypes[0], "fp8", *first) for lay in supports.layouts]
-            unique = list(dict.fromkeys(chosen))
+            unique: list[tuple[Any, ...]] = list(dict.fromkeys(chosen)) if {"mha", "gqa"} & set(supports.kinds) else []
             ids = [
                 f"{lay}-page {size}-{dtype}{kv and f' over {kv}'}-{h[0]}/{h[1]} heads of {dim}"
                 for lay, size, dtype, kv, h, dim in unique
             ]
+            if "mla" in supports.kinds:
+                for lay, size, dtype, kv, (heads, rank, rope) in self._latent_setups(supports.layouts, sizes, dtypes):
+                    unique.append((lay, size, dtype, kv, (heads, 1), rank + rope, rank))
+                    ids.append(
+                        f"{lay}-page {size}-{dtype}{kv and f' over {kv}'}-{heads} heads, latents of {rank}+{rope}"
+                    )
             metafunc.parametrize("setup", unique, ids=ids, indirect=True)
+
+    @classmethod
+    def _latent_setups(
+        cls, layouts: Sequence[str], sizes: Sequence[int], dtypes: Sequence[str]
+    ) -> list[tuple[str, int, str, str, tuple[int, int, int]]]:
+        """(layout, page size, element type, that of the pages where it is another, latents)."""
+        narrow, support = cls.latents[0], cls.spec.supports.kv_dtypes
+        chosen = [(lay, size, dtypes[0], "", narrow) for lay in layouts for size in sizes]
+        chosen += [(layouts[0], sizes[0], dtype, "", narrow) for dtype in dtypes[1:]]
+        chosen += [(layouts[0], sizes[0], dtypes[0], "", latents) for latents in cls.latents[1:]]
+        if not support or "fp8" in support:
+            chosen.append((layouts[0], sizes[0], dtypes[0], "fp8", narrow))
+        return chosen
 
     @pytest.fixture
     def setup(self, request: pytest.FixtureRequest) -> _Bench:
         """A backend under test beside the reference, over one cache."""
-        layout, page_size, dtype, kv_dtype, heads, dim = request.param
-        return _Bench(self, KVLayout(layout), page_size, dtype, kv_dtype or dtype, heads, dim)
+        layout, page_size, dtype, kv_dtype, heads, dim, *rank = request.param
+        return _Bench(self, KVLayout(layout), page_size, dtype, kv_dtype or dtype, heads, dim, *rank)
 
     def test_prompts(self, setup: _Bench) -> None:
         """Fresh prompts of unequal length: causal within each row, nothing from its neighbours."""
@@ -111,10 +133,26 @@ class AttentionBackendSuite:
         # Row 0 is the chunk; rows 1 to 3 share two pages, of which rows 1 and 2 share a third.
         setup.check(extend=[(Session(), 5)], decode=[(row, 1) for row in rows], intervals=[(1, 4, 0, 2), (1, 3, 2, 1)])
 
+    def test_scale_of_latents(self, setup: _Bench) -> None:
+        """Stored latents are multiplied by the layer's scale."""
+        if not setup.latent:
+            pytest.skip("the other kinds have no scale")
+        setup.layers = [AttentionLayer(index=0, scale=0.2, kv_scale=0.5)]
+        sessions = setup.grown(3, 18)
+        setup.check(extend=[(Session(), 19)], decode=[(session, 1) for session in sessions])
+
+    def test_queries_of_heads(self, setup: _Bench) -> None:
+        """Prompts whose queries are not absorbed, fresh ones and others behind a prefix."""
+        if not setup.latent:
+            pytest.skip("the other kinds absorb nothing")
+        sessions = setup.grown(3, 18)
+        setup.check_heads([(Session(), 19), (Session(), 1), (Session(), 40)], nope=32, v_dim=16)
+        setup.check_heads([(sessions[1], 9), (Session(), 19), (sessions[0], 1)], nope=32, v_dim=16)
+
     def test_window(self, setup: _Bench) -> None:
         """A layer with a sliding window beside one without."""
-        if "window" not in self.spec.supports.kinds:
-            pytest.skip("the spec does not list the kind window")
+        if "window" not in self.spec.supports.kinds or setup.latent:
+            pytest.skip("the spec does not list the kind window, or this is another kind")
         setup.layers = [AttentionLayer(index=0, scale=0.2, window=5), AttentionLayer(index=1, scale=0.2)]
         sessions = setup.grown(3, 18, 40)
         setup.check(extend=[(Session(), 19)], decode=[(session, 1) for session in sessions])
@@ -123,6 +161,8 @@ class AttentionBackendSuite:
         """Attention sinks take part in the softmax and add no value."""
         if not self.spec.supports.sinks:
             pytest.skip("the spec does not declare sinks")
+        if setup.latent:
+            pytest.skip("layers of latents have no sinks")
         sinks = torch.linspace(-1, 2, setup.q_heads, device=self.device)
         setup.layers = [AttentionLayer(index=0, scale=0.2, sinks=sinks)]
         sessions = setup.grown(3, 18)
@@ -141,9 +181,12 @@ class _Bench:
         kv_dtype: str,
         heads: tuple[int, int],
         dim: int,
+        rank: int = 0,
     ) -> None:
         device = torch.device(suite.device)
-        group = CacheGroup(kind="full", layers=(0, 1), kv_heads=heads[1], head_dim=dim, v_head_dim=dim)
+        self.latent = rank > 0
+        kind = "mla" if self.latent else "full"
+        group = CacheGroup(kind=kind, layers=(0, 1), kv_heads=heads[1], head_dim=dim, v_head_dim=rank or dim)
         registry = kernel_registry(
             *suite.kernels, platform=suite.platform, capability=suite.capability, device=suite.device
         )
@@ -202,10 +245,32 @@ class _Bench:
                     close: Any = torch.testing.assert_close
                     close(got, expected, rtol=self.tolerance, atol=self.tolerance, msg=lambda m, p=phase: f"{p}: {m}")
 
+    def check_heads(self, extend: list[tuple[Session, int]], *, nope: int, v_dim: int) -> None:
+        """One step of prompts through ``forward_extend_heads`` of both."""
+        batch = self.cache.batch(extend=[(session, [0] * count) for session, count in extend])
+        self._store(batch)
+        rank = self.group.v_head_dim
+        up = LatentUp(
+            keys=self._randn(self.q_heads, nope, rank) * rank**-0.5,
+            values=self._randn(self.q_heads, v_dim, rank) * rank**-0.5,
+        )
+        layer = AttentionLayer(index=0, scale=0.2, kv_scale=0.5, latent=up)
+        q = self._randn(batch.num_tokens, self.q_heads, nope + self.group.head_dim - rank)
+        self.backend.init_forward_metadata(batch)
+        got = self.backend.forward_extend_heads(q, self.cache.layer(0), layer, batch)
+        expected = self.reference.forward_extend_heads(q, self.cache.layer(0), layer, batch)
+        assert got.dtype == self.dtype
+        torch.testing.assert_close(got, expected, rtol=2 * self.tolerance, atol=2 * self.tolerance)
+
     def _store(self, batch: ForwardBatch) -> None:
         """What the layer does before a backend is called: keys and values of the step, into the pages."""
         for index in self.group.layers:
             kv = self.cache.layer(index)
+            if self.latent:
+                row = self._randn(batch.num_tokens, self.group.head_dim)
+                rank = self.group.v_head_dim
+                write_latent(row[:, :rank], row[:, rank:], kv.k, batch.slot_mapping[0], self.cache.layout.value)
+                continue
             shape = (batch.num_tokens, self.group.kv_heads, self.group.head_dim)
             write(self._randn(*shape), self._randn(*shape), kv.k, kv.v, batch.slot_mapping[0], self.cache.layout.value)
 

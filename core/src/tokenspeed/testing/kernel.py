@@ -24,7 +24,13 @@ __all__ = ["KernelSuite"]
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Which arguments are pages, and one step of e4m3: the reference may have rounded to either side.
-_PAGES = {"cache.write": (2, 3), "rope.qkv_rope_write": (6, 7), "attention.decode": (1, 2), "attention.extend": (1, 2)}
+_PAGES = {
+    "cache.write": (2, 3),
+    "cache.write_latent": (2,),
+    "rope.qkv_rope_write": (6, 7),
+    "attention.decode": (1, 2),
+    "attention.extend": (1, 2),
+}
 _FP8_STEP = 2.0**-3
 
 
@@ -133,7 +139,7 @@ class KernelSuite:
             pytest.skip("the spec does not list the feature kv_fp8")
         pages = _PAGES[f"{self.spec.family}.{self.spec.mode}"]
         arguments = self._arguments(case, self._dtypes()[0])
-        if case.written and self.spec.mode == "write":
+        if case.written and self.spec.mode in ("write", "write_latent"):
             arguments[0][0] *= 1000.0
         for index in pages:
             arguments[index] = arguments[index].to(torch.float8_e4m3fn)

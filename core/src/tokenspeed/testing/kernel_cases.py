@@ -127,6 +127,24 @@ def _write_arguments(layout: str, k_dim: int, v_dim: int, g: torch.Generator) ->
     return [k, v, *caches, torch.tensor([7, -1, 0, 19, 4, -1]), layout]
 
 
+def _write_latent() -> Iterator[KernelCase]:
+    def make(g: torch.Generator, layout: str, rank: int, rope: int) -> list[Any]:
+        rows = _randn(g, 6, rank + rope + 8)  # slices of one product's rows
+        cache = _cache(g, layout, 5, 4, 1, rank + rope)
+        return [rows[:, :rank], rows[:, rank : rank + rope], cache, torch.tensor([7, -1, 0, 19, 4, -1]), layout]
+
+    for layout in ("NHD", "HND"):
+        for rank, rope, scale in ((512, 64, 1.0), (48, 16, 0.5)):
+            yield KernelCase(
+                name=f"{layout}-{rank} and {rope}{'-scaled' if scale != 1 else ''}",
+                make=partial(make, layout=layout, rank=rank, rope=rope),
+                shape={"rank": rank, "rope": rope},
+                layout=layout,
+                written=frozenset({2}),
+                kwargs={"scale": scale},
+            )
+
+
 def _write() -> Iterator[KernelCase]:
     for layout in ("NHD", "HND"):
         for k_dim, v_dim in ((64, 64), (48, 32)):
@@ -388,6 +406,7 @@ _MAKERS: dict[str, Callable[[], Iterator[KernelCase]]] = {
     "activation.gelu_tanh_and_mul": _gated,
     "embedding.lookup": _lookup,
     "cache.write": _write,
+    "cache.write_latent": _write_latent,
     "attention.decode": _decode,
     "attention.extend": _extend,
     "sampling.argmax": _argmax,

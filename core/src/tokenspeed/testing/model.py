@@ -9,7 +9,8 @@
         def checkpoints(cls):
             return {"plain": {"architectures": ["MyForCausalLM"], "model_type": "mine", "hidden_size": 64, ...}}
 
-Needs ``transformers``, whose model of the same architecture is the oracle.
+Needs ``transformers``, whose model for the config's ``model_type`` is the oracle. Where it has none, the tests register one before the suite runs:
+``AutoConfig.register("mine", MyConfig)`` and ``AutoModelForCausalLM.register(MyConfig, MyReference)``, a plain and slow ``PreTrainedModel``.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -45,13 +46,13 @@ class PagedCache:
         self.device = device or torch.device("cpu")
         self.table_width = table_width
         (group,) = self.groups
-        self._layers = {
-            index: LayerKV(
-                k=torch.full(self._shape(num_pages, group.head_dim), float("nan"), dtype=dtype, device=self.device),
-                v=torch.full(self._shape(num_pages, group.v_head_dim), float("nan"), dtype=dtype, device=self.device),
-            )
-            for index in group.layers
-        }
+        empty = partial(torch.full, fill_value=float("nan"), dtype=dtype, device=self.device)
+        self._layers: dict[int, LayerKV] = {}
+        for index in group.layers:
+            k = empty(self._shape(num_pages, group.head_dim))
+            latent = group.kind == "mla"
+            v = k[..., : group.v_head_dim] if latent else empty(self._shape(num_pages, group.v_head_dim))
+            self._layers[index] = LayerKV(k=k, v=v)
         self._free = np.random.default_rng(seed).permutation(num_pages).tolist()
         self.waited: list[int] = []
         self.written: list[int] = []

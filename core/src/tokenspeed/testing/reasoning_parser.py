@@ -10,7 +10,9 @@ A plugin subclasses ``ReasoningParserSuite`` in its tests and gives samples of i
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenspeed.interfaces.reasoning import ReasoningContext, ReasoningParser
+from tokenspeed.testing.tag_texts import TagTexts
+from tokenspeed.testing.tag_tools import Draw, with_random
 
 __all__ = ["ReasoningParserSuite", "ReasoningSample", "separate"]
 
@@ -49,6 +53,18 @@ class ReasoningSample:
 def separate(parser: ReasoningParser, pieces: Sequence[str]) -> tuple[str, str]:
     """Feed all pieces and finish: ``(reasoning, content)``."""
     deltas = [*(parser.feed(piece) for piece in pieces), parser.finish()]
+    return "".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas)
+
+
+def _fed(parser: ReasoningParser, text: str, spans: Sequence[tuple[int, int]], piece: int) -> tuple[str, str]:
+    """As ``separate``, with markers that are tokens at ``spans`` and other text in pieces: ``(reasoning, content)``."""
+    deltas, at = [], 0
+    for begin, end in [*spans, (len(text), len(text))]:
+        deltas += [parser.feed(text[cut : min(cut + piece, begin)], []) for cut in range(at, begin, piece)]
+        if begin < end:
+            deltas.append(parser.feed(text[begin:end], [(0, end - begin)]))
+        at = end
+    deltas.append(parser.finish())
     return "".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas)
 
 
@@ -126,6 +142,72 @@ class ReasoningParserSuite:
             for end in range(len(sample.text) + 1):
                 reasoning, content = separate(self.make(sample.prompt_tail), [sample.text[:end]])
                 assert not any(marker in reasoning or marker in content for marker in self.markers), sample.text[:end]
+
+    def _prompts(self) -> list[str]:
+        return sorted({self.open_prompt, self.plain_prompt, *(sample.prompt_tail for sample in self.samples)})
+
+    def test_where_tokens_tell_the_markers_text_is_none(self) -> None:
+        """Told where its marker tokens stand, a parser reads each sample the same; text that spells a marker is then text, cut anywhere. A parser whose
+        markers are not single tokens ignores what it is told."""
+        for sample in self.samples:
+            for piece in (len(sample.text) or 1, 1):
+                fed = _fed(self.make(sample.prompt_tail), sample.text, self._places(sample.text), piece)
+                assert fed == (sample.reasoning, sample.content), sample.text
+        for prompt in self._prompts():
+            for marker in self.make().markers if self.make().single_tokens else ():
+                text = f"one {marker} two"
+                inside = self.make(prompt).inside
+                for pieces in ([text], list(text)):
+                    parser = self.make(prompt)
+                    deltas = [*(parser.feed(piece, []) for piece in pieces), parser.finish()]
+                    reasoning = "".join(delta.reasoning for delta in deltas)
+                    content = "".join(delta.content for delta in deltas)
+                    assert (reasoning if inside else content).endswith(text), (prompt, text)
+                    assert not (content if inside else reasoning), (prompt, text)
+
+    def _places(self, text: str) -> list[tuple[int, int]]:
+        markers = self.make().markers
+        return [match.span() for match in re.finditer("|".join(map(re.escape, markers)), text)] if markers else []
+
+    def test_an_end_from_outside_loses_nothing(self) -> None:
+        """``end_reasoning`` in the middle of reasoning tells what was held back as reasoning, and all that follows is content."""
+        halves = ["", *(marker[: len(marker) // 2] for marker in self.markers)]
+        for prompt, begin, half in itertools.product(self._prompts(), ("", *self.make().markers), halves):
+            self._check_end(prompt, begin, f"one {half}")
+
+    def _check_end(self, prompt: str, begin: str, text: str) -> None:
+        parser = self.make(prompt)
+        deltas = [parser.feed(begin), parser.feed(text)]
+        if not parser.inside:
+            return
+        deltas.append(parser.end_reasoning())
+        told = "".join(delta.reasoning for delta in deltas)
+        assert told.endswith(text), (prompt, text, told)
+        deltas = [parser.feed("the call"), parser.finish()]
+        assert "".join(delta.content for delta in deltas) == "the call"
+        assert not any(delta.reasoning for delta in deltas)
+
+    def test_an_answer_behind_its_reasoning_is_read_as_the_answer(self) -> None:
+        """Random texts of ``answer_format``: the content is the answer, whichever prompt it follows; where markers are tokens, also if it quotes them."""
+        for prompt in self._prompts():
+            for as_tokens in {False, self.make().single_tokens}:
+                with_random(15, lambda rng, draw, p=prompt, t=as_tokens: self._check_answer(p, t, rng, draw))  # type: ignore[misc]
+
+    def _check_answer(self, prompt: str, as_tokens: bool, rng: random.Random, draw: Draw) -> None:
+        parser = self.make(prompt)
+        ids = {marker: at for at, marker in enumerate(parser.markers)} if as_tokens else {}
+        answer = "{'a': %s}" % (rng.choice(parser.markers) if as_tokens else "1")
+        format = parser.answer_format({"type": "const_string", "value": answer}, ids)
+        texts = TagTexts(rng, draw, [marker[: len(marker) // 2] for marker in self.markers])
+        text = texts.text(format)
+        piece = rng.choice((1, 5, len(text)))
+        if as_tokens:
+            reasoning, content = _fed(parser, text, texts.spans, piece)
+        else:
+            reasoning, content = separate(parser, [text[at : at + piece] for at in range(0, len(text), piece)])
+        about = f"behind {prompt!r}, {text!r} is read as {reasoning!r} and {content!r}"
+        assert content == answer, about
+        assert answer not in reasoning, about
 
     def test_garbage_is_split_the_same(self) -> None:
         """Any mixture of markers, their pieces and other characters gives the same result whole and character by character."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -19,7 +19,7 @@ from tokenspeed.interfaces.reasoning import ReasoningParser
 from tokenspeed.messages import GenerateRequest
 from tokenspeed.serving.app import build_app, build_control_app
 from tokenspeed.serving.async_llm import AsyncLLM
-from tokenspeed.serving.constraint import GrammarChecker
+from tokenspeed.serving.constraint import GrammarChecker, NoBackend
 from tokenspeed.serving.context import ServerContext
 from tokenspeed.serving.engine_client import EngineClient
 from tokenspeed.serving.http_protocol import BoundedHttpProtocol
@@ -95,7 +95,7 @@ def streamed_text(chunks: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(parts)
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Until ``condition`` holds; fails the test after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -111,25 +111,34 @@ async def running(
     tokenizer: Tokenizer | None = None,
     tool_parser: type[ToolParser] | None = None,
     reasoning_parser: type[ReasoningParser] | None = None,
-    grammar_checker: GrammarChecker | None = None,
+    grammar_checker: GrammarChecker | NoBackend | None = None,
     step_s: float = 0.0,
     max_model_len: int = 512,
     ready: bool = True,
     hung_after_s: float = 5.0,
     heartbeat_s: float = 1.0,
+    busy_limit_s: float = 60.0,
+    pids: Sequence[int] = (),
 ) -> AsyncIterator[Running]:
     """Serve on free ports while the block runs.
 
     Args:
         script: what requests get, or a text that all get. step_s: pause between the engine's steps.
         tool_parser, reasoning_parser: classes of parsers. grammar_checker: of a grammar backend. ready: whether the engine says so at once.
-        hung_after_s, heartbeat_s: the watch over the engine.
+        hung_after_s, heartbeat_s, busy_limit_s: the watch over the engine. pids: processes whose work counts as the engine's.
     """
     tokenizer = tokenizer or ByteTokenizer()
     engine = FakeEngine(text_reply(script) if isinstance(script, str) else script, step_s=step_s)
     engine.info = msgspec.structs.replace(engine.info, max_model_len=max_model_len, vocab_size=tokenizer.vocab_size)
     await engine.start(ready=ready)
-    client = EngineClient(engine.to_engine, engine.from_engine, hung_after_s=hung_after_s, heartbeat_s=heartbeat_s)
+    client = EngineClient(
+        engine.to_engine,
+        engine.from_engine,
+        hung_after_s=hung_after_s,
+        heartbeat_s=heartbeat_s,
+        busy_limit_s=busy_limit_s,
+        pids=pids,
+    )
     llm = AsyncLLM(client, tokenizer)
     config = config or ServingConfig(port=0)
     context = ServerContext(
@@ -163,7 +172,7 @@ async def running(
         while not all(server.started for server in servers):
             await asyncio.sleep(0.005)
         if ready:
-            await asyncio.wait_for(client.settled.wait(), 5)
+            await asyncio.wait_for(client.settled.wait(), 30)
         headers = {"authorization": f"Bearer {config.api_key[0]}"} if config.api_key else {}
         async with (
             httpx.AsyncClient(

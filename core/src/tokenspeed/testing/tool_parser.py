@@ -24,6 +24,8 @@ from hypothesis import strategies as st
 
 from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.parser import ParserContext, ParserDelta, ToolParser
+from tokenspeed.testing.tag_texts import TagTexts
+from tokenspeed.testing.tag_tools import Draw, fits, leaves, random_tools, with_random
 
 __all__ = ["Parsed", "Sample", "ToolParserSuite", "parse"]
 
@@ -107,6 +109,18 @@ def parse(parser: ToolParser, pieces: Sequence[str]) -> Parsed:
     return parsed
 
 
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
+
+
+def _without_excludes(format: Any) -> Any:
+    """A structural tag without what its texts must not hold."""
+    if isinstance(format, list):
+        return [_without_excludes(item) for item in format]
+    if not isinstance(format, Mapping):
+        return format
+    return {key: _without_excludes(value) for key, value in format.items() if key != "excludes"}
+
+
 def _partitions(text: str, seed: int, count: int = 200) -> Iterator[list[str]]:
     """Each character, all two-chunk cuts (of up to 400 places), and ``count`` random cuts."""
     yield list(text)
@@ -127,6 +141,7 @@ class ToolParserSuite:
         samples: outputs and their meaning; several calls, text around calls, nested values, quoted markers.
         plain: texts that come back unchanged.
         slow_texts: further texts for the time limit, repeated to a quarter of a megabyte.
+        prompt_tail: end of the prompt behind which constrained calls are read, where the format asks for one.
     """
 
     parser: ClassVar[Callable[[ParserContext], ToolParser]]
@@ -134,6 +149,7 @@ class ToolParserSuite:
     samples: ClassVar[tuple[Sample, ...]]
     plain: ClassVar[tuple[str, ...]] = PLAIN_TEXTS
     slow_texts: ClassVar[tuple[str, ...]] = ()
+    prompt_tail: ClassVar[str] = ""
 
     def make(self, tools: Sequence[Mapping[str, Any]] = ()) -> ToolParser:
         """A parser of one choice."""
@@ -187,10 +203,65 @@ class ToolParserSuite:
             assert json.loads(json.dumps(tag)) == tag
             assert tag.keys() == {"type", "format"}
             assert tag["type"] == "structural_tag"
-            assert ("get_first" in json.dumps(tag), "get_second" in json.dumps(tag)) == (False, True)
+            named = json.dumps(_without_excludes(tag))
+            assert ("get_first" in named, "get_second" in named) == (False, True)
         for name in ("a b", 'a"b', "a<b", "a\nb"):
             with pytest.raises(GrammarError, match=r"tools\[0\]\.function\.name"):
                 parser.structural_tag([{"function": {"name": name}}], required=True, parallel=True)
+
+    def test_what_a_structural_tag_lets_through_is_read_as_calls(self) -> None:
+        """Random texts of the tags of random tools, strings full of markup: calls of the allowed functions, complete, with the arguments that were written;
+        no content where calls are required, and however the text is cut."""
+        parser = type(self).parser
+        if not isinstance(parser, type) or not issubclass(parser, ToolParser):
+            return
+
+        with_random(60, lambda rng, draw: self._check_tag(parser, rng, draw))
+
+    def _check_tag(self, parser: type[ToolParser], rng: random.Random, draw: Draw) -> None:
+        tools = random_tools(rng, ("get_it", "look_up2", "f"))
+        required, parallel = rng.random() < 0.7, rng.random() < 0.5
+        names = rng.choice((None, ("look_up2",), ("f", "get_it")))
+        tag = parser.structural_tag(tools, names=names, required=required, parallel=parallel)
+        if tag is None:
+            return
+        texts = TagTexts(rng, draw, self.markers)
+        text = texts.text(tag)
+        declared = {tool["function"]["name"]: tool["function"].get("parameters", _NO_ARGUMENTS) for tool in tools}
+        ctx = ParserContext(tools=tools, prompt_tail=self.prompt_tail, constrained=True, held=frozenset(declared))
+        parsed = parse(parser(ctx), [text])
+        about = f"the tag of {json.dumps(tools)} accepts {text!r}, which is read as {parsed}"
+        assert len(parsed.finished()) == len(parsed.calls), f"a call is not complete: {about}"
+        assert len(parsed.calls) >= required, f"no call: {about}"
+        assert len(parsed.calls) <= 1 or parallel, f"more than one call: {about}"
+        assert not (required and parsed.content), f"text beside calls: {about}"
+        for name, arguments in parsed.finished():
+            assert name in (names or declared), f"{name!r} may not be called: {about}"
+            assert fits(arguments, declared[name]), f"the arguments do not fit: {about}"
+        told = leaves([arguments for _, arguments in parsed.finished()])
+        assert leaves(texts.values) <= told, f"values are lost: {about}"
+        assert parse(parser(ctx), list(text)) == parsed, f"character by character it is another result: {about}"
+
+    def test_a_cut_closing_tag_is_no_content(self) -> None:
+        """Where a limit cuts the closing markup of constrained calls, its beginning is not told as text."""
+        parser = type(self).parser
+        if not isinstance(parser, type) or not issubclass(parser, ToolParser):
+            return
+        tools = [{"type": "function", "function": {"name": "now"}}]
+        tag = parser.structural_tag(tools, required=True, parallel=False)
+        if tag is None:
+            return
+
+        def check(rng: random.Random, draw: Draw) -> None:
+            text = TagTexts(rng, draw, ()).text(tag)
+            for end in range(len(text)):
+                ctx = ParserContext(
+                    tools=tools, prompt_tail=self.prompt_tail, constrained=True, held=frozenset(("now",))
+                )
+                parsed = parse(parser(ctx), [text[:end]])
+                assert not (parsed.finished() and parsed.content), (text[:end], parsed)
+
+        with_random(5, check)
 
     def test_a_cut_output_keeps_finished_calls(self) -> None:
         """A prefix of a sample (max_tokens) raises nothing, keeps the calls that are complete, and shows no unfinished one as complete."""

@@ -83,5 +83,5 @@ def _from_hub(model: str) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HUB_PATTERNS, etag_timeout=_HUB_TIMEOUT_S))
     except Exception as error:  # the hub client raises its own, requests', httpx' and OS errors: all mean the same here
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
         raise ConfigError(f"{advice}: {cause}. Download it elsewhere and give the directory") from error

@@ -21,13 +21,14 @@ class ScriptedServer:
         self.bodies: list[dict[str, object]] = []
         self.in_flight = self.most_in_flight = self.port = 0
         self.refuse = False
+        self.together = 0  # how many answers behind the first one wait for each other
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._main(),))
 
     def __enter__(self) -> ScriptedServer:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -37,6 +38,7 @@ class ScriptedServer:
 
     async def _main(self) -> None:
         self._end = asyncio.Event()
+        self._met = asyncio.Event()
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
@@ -62,6 +64,10 @@ class ScriptedServer:
         self.bodies.append(body)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        if self.most_in_flight == self.together:
+            self._met.set()
+        if self.together and len(self.bodies) > 1:
+            await asyncio.wait_for(self._met.wait(), 60)
         chat = "messages" in body
         events = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}] if chat else []
         events += [{"choices": [{"delta": {"content": t}} if chat else {"text": t}]} for t in ("one", " two")]
@@ -94,6 +100,7 @@ def invoke(port: int, *flags: str) -> int:
 
 def test_every_request_is_sent_and_measured(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     """Counts, usage and concurrency of a closed loop; the model's name is asked for; warm-up is not counted."""
+    server.together = 3
     assert invoke(server.port, "--num-prompts", "9", "--max-concurrency", "3", "--warmup", "1", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["ok"], result["failed"], result["output_tokens"], result["cached_tokens"]) == (9, 0, 27, 18)
@@ -118,6 +125,13 @@ def test_agent_turns_carry_the_whole_history(server: ScriptedServer, capsys: pyt
     assert longest[2]["content"] == "one two"
     assert longest[:4] in conversations
     assert "hit rate" in capsys.readouterr().out
+
+
+def test_lines_for_a_pipe_are_not_broken(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(server.port, "--num-prompts", "2", "--warmup", "0", "--request-rate", "123456") == 0
+    head = capsys.readouterr().out.splitlines()[0]
+    assert len(head) > 80
+    assert head.endswith("sessions/s")
 
 
 def test_a_refusing_server_is_an_error(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,11 @@ def test_defaults_are_those_of_the_configs() -> None:
     assert serving == ServingConfig(served_model_name=("m",))
 
 
+def test_a_name_or_key_that_is_given_twice_is_one() -> None:
+    _, serving = configs("m", "--served-model-name", "a", "b", "a", "--api-key", "k", "k")
+    assert (serving.served_model_name, serving.api_key) == (("a", "b"), ("k",))
+
+
 def test_every_setting_has_a_flag_of_its_name() -> None:
     """A setting without a flag cannot be reached; a flag without a setting would be dropped."""
     flags = {flag.field for flag in (*ENGINE_FLAGS, *SERVING_FLAGS)}
@@ -332,12 +337,20 @@ def test_an_empty_key_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--num-threads", "100000000"), "--num-threads: 100000000 is above 1024"),
+        (("--num-threads", "100000000"), "--num-threads: 100000000 is above 1024 (accepted: 0 to 1024)"),
         (("--kv-cache-memory-bytes", "4Q"), "K, M, G or T"),
-        (("--kvstore-size", "-5G"), "--kvstore-size: expected one argument; a value that begins with - follows"),
-        (("--kvstore-size=-5G", "--seed=1"), "-5 is below 1; write bytes, or a whole number of K, M, G or T"),
+        (
+            ("--kvstore-size", "-5G"),
+            "--kvstore-size: '-5G' is below 1 byte; write bytes, or a whole number of K, M, G or T",
+        ),
+        (("--kvstore-ratio", "-1e3"), "--kvstore-ratio: -1e3 must be at least 0"),
+        (("--session-retain-percent", "-.5"), "--session-retain-percent: '-.5' is not a whole number"),
+        (("--seed", "-tp"), "--seed: expected one argument; a value that begins with - follows"),
+        (("--kvstore-size=-5G", "--seed=1"), "--kvstore-size: '-5G' is below 1 byte"),
+        (("--kvstore-size", "0"), "--kvstore-size: 0 is below 1; write bytes"),
         (("--kvstore-ratio", "inf"), "--kvstore-ratio: inf is not a finite number"),
         (("--kvstore-ratio", "nan"), "--kvstore-ratio: nan is not a finite number"),
+        (("--kvstore-write-policy", "write-trough"), "invalid choice: 'write-trough'; did you mean 'write-through'"),
     ],
 )
 def test_numbers_that_no_machine_takes_are_refused(

@@ -67,7 +67,9 @@ def test_version(run: Any) -> None:
     assert '"kernel": 1' in run("version", "--json").out
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("explain", "--help"), ("plugins", "list", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("serve", "--help"), ("explain", "--help"), ("plugins", "list", "--help")]
+)
 def test_help_takes_less_than_a_second(arguments: tuple[str, ...]) -> None:
     assert processor_seconds(*arguments) < 1.0
 
@@ -133,6 +135,20 @@ def test_a_plugin_adds_a_command(run: Any, folder: Any) -> None:
     outcome = run("greet", "--whom", "you")
     assert (outcome.code, outcome.out) == (7, "hello you\n")
     assert "--whom" in run("greet", "--help").out
+
+
+def test_the_text_of_a_plugins_command_is_shown_as_it_is_written(run: Any, folder: Any) -> None:
+    """A percent sign means nothing in it, here or in the help of the command itself."""
+    text = "saves 50% of %(prog)s, %s and %%"
+    folder.add(
+        "zoo", COMMAND.format(name="zoo", target="zoo_cli").replace("do a thing", text), modules={"zoo_cli": GREET}
+    )
+    outcome = run("--help")
+    assert outcome.code == 0
+    assert f"{text} (plugin zoo)" in " ".join(outcome.out.split())
+    outcome = run("zoo", "--help")
+    assert outcome.code == 0
+    assert text[1:] in outcome.out
 
 
 def test_plug_06_two_plugins_with_one_command_must_be_named_in_full(run: Any, folder: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,18 @@ from typing import Any
 import httpx
 import pytest
 
+from tokenspeed.cli import serve
+from tokenspeed.config import ServingConfig
 from tokenspeed.testing.plugins import PluginFolder
+from tokenspeed.testing.ports import ReservedPorts
 
+#: How long anything may take on a machine that is busy with other things.
+PATIENCE_S = 60.0
 CORE_SRC = str(Path(__file__).resolve().parents[3] / "src")
 MAIN = "import sys; from tokenspeed.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 WITNESS = """
-import json, os
+import json, os, time
 
 @hookimpl
 def tokenspeed_tool_parsers():
@@ -29,12 +36,13 @@ def tokenspeed_tool_parsers():
 @hookimpl
 def tokenspeed_options():
     return [OptionSpec(name="file", type=str, default="", help="where to write"),
+            OptionSpec(name="hang", type=str, default="", help="role that does not get on"),
             OptionSpec(name="fail", type=str, default="", help="role that cannot begin")]
 
 @hookimpl
 def tokenspeed_configure(context):
-    global file, fail
-    file, fail = context.options["file"], context.options["fail"]
+    global file, fail, hang
+    file, fail, hang = context.options["file"], context.options["fail"], context.options["hang"]
     note("configure", plan=sorted(context.plan["slots"]))
 
 @hookimpl
@@ -42,6 +50,8 @@ def tokenspeed_process_init(context):
     if context.role == fail:
         raise RuntimeError("no licence here")
     note("process_init", role=context.role, rank=context.rank)
+    if context.role == hang:
+        time.sleep(600)
 
 @hookimpl
 def tokenspeed_model_loaded(context):
@@ -100,9 +110,9 @@ def test_plug_01_a_plugin_sees_the_life_of_the_server_process_and_of_the_engine_
         assert process.stdout is not None
         serving = next(line for line in process.stdout if line.startswith("Serving "))
         base = serving.split()[3].removesuffix("/v1")
-        assert httpx.get(f"{base}/health", timeout=10).status_code == 200
+        assert httpx.get(f"{base}/health", timeout=60).status_code == 200
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 0, errors
@@ -124,6 +134,101 @@ def test_plug_01_a_plugin_sees_the_life_of_the_server_process_and_of_the_engine_
     assert Counter(line["pages"] for line in lines if line["event"] == "engine_ready").most_common(1)[0][1] == 2
 
 
+def until_health(port: int, status: int) -> None:
+    """Ask the server until its health is ``status``."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=PATIENCE_S).status_code == status:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"/health is not {status}")
+
+
+def engine_of(file: Path) -> int:
+    """The engine's process id, once its plugins have begun."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        lines = told(file) if file.exists() else []
+        for line in lines:
+            if line["event"] == "process_init" and line["role"] == "engine":
+                return int(str(line["pid"]))
+        time.sleep(0.05)
+    raise AssertionError("no engine began")
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_signal_while_the_engine_starts_ends_both(site: Path, tmp_path: Path) -> None:
+    """The engine, which reads no messages yet, is not waited for, and says nothing on a terminal that is another's already."""
+    file = tmp_path / "seen"
+    with contextlib.closing(ReservedPorts()) as reserved:
+        process = start(site, file, "--port", str(reserved.ports[0]), "--set", "witness.hang=engine")
+        try:
+            until_health(reserved.ports[0], 503)
+            engine = engine_of(file)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    assert gone(engine)
+    assert "server process is gone" not in errors
+    assert Counter(line["event"] for line in told(file))["shutdown"] == 1  # the server's own
+
+
+class Handle:
+    """An engine's, of which is asked only how it ended."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.calls.append("close")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+    def wait(self, timeout_s: float) -> bool:
+        self.calls.append("wait")
+        return timeout_s > 0
+
+    def poll(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("code", "ready", "killed"),
+    [(0, True, False), (0, False, True), (130, True, True), (130, False, True), (1, False, False)],
+)
+def test_an_engine_is_waited_for_only_where_it_was_asked_to_end(
+    monkeypatch: pytest.MonkeyPatch, code: int, ready: bool, killed: bool
+) -> None:
+    """One that still starts reads no messages, and a forced end waits for nothing; a failed one ends by itself and has last words."""
+    handle, announced = Handle(), []
+
+    def serving(*arguments: Any) -> tuple[int, str]:
+        if ready:
+            arguments[-1]("info")
+        return code, "why"
+
+    monkeypatch.setattr("tokenspeed.engine.launch.launch", lambda *_, **__: handle)
+    for name, stand_in in (("tokenizer_of", None), ("unread_tools", None), ("_serve", serving)):
+        monkeypatch.setattr(serve, name, stand_in or (lambda *_: None))
+    assert serve._launch_and_serve(None, ServingConfig(), None, announced.append) == (code, "why")  # type: ignore[arg-type]
+    assert handle.calls == [*(["kill"] if killed else []), "wait", "close"]
+    assert announced == (["info"] if ready else [])
+
+
 def test_a_plugin_that_cannot_begin_in_the_server_ends_the_start_before_an_engine_is_launched(
     site: Path, tmp_path: Path
 ) -> None:
@@ -136,6 +241,28 @@ def test_a_plugin_that_cannot_begin_in_the_server_ends_the_start_before_an_engin
     assert "no licence here" in errors
     assert "Traceback" not in errors
     assert {line["pid"] for line in told(tmp_path / "seen")} == {process.pid}
+
+
+def test_what_the_engine_made_of_the_memory_is_printed_before_it_serves(site: Path, tmp_path: Path) -> None:
+    process = start(site, tmp_path / "seen", "--max-total-tokens", "1000", "--kvstore-ratio", "2")
+    printed = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            printed.append(" ".join(line.split()))
+            if line.startswith("Serving "):
+                break
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "kv pool 1000 tokens, 63 pages (--max-total-tokens)" in printed
+    assert "host tier 2 times the KV pool, write-through" in printed
+    pool, tier, sessions = printed[-4:-1]
+    assert pool.startswith("kv pool 63 pages of 16 tokens: 1008 tokens, ")
+    assert tier.startswith("host tier 126 pages, ")
+    assert sessions == "sessions keep at most 31 pages between their turns (50 %)"
 
 
 @pytest.mark.parametrize("flag", ["--tokenizer", "--chat-template"])

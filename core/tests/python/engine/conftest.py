@@ -125,6 +125,9 @@ class SlowCompiler:
         self.looks = self.compiled = 0
         self.closed = False
 
+    def begin(self) -> None:
+        """It is ready."""
+
     def submit(self, key: bytes, request: GrammarRequest) -> None:
         self.jobs.append((self.looks + self.delay, key, request))
 

@@ -76,6 +76,10 @@ def test_two_ranks_say_under_grammars_what_one_says_and_leave_no_process_behind(
             return decode_from_engine(pull.recv())
 
         assert isinstance(receive(), EngineReady)
+        deadline = time.monotonic() + 90  # it is started before there is a grammar
+        while not psutil.Process(handle.pids[0]).children():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         for i, (prompt, grammar) in enumerate(zip(prompts, GRAMMARS, strict=True)):
             tokens = np.array(prompt, dtype="<i4").tobytes()
             push.send(encode(GenerateRequest(i, tokens, params(i), 0.0, 0, b"", grammar)))

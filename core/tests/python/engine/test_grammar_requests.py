@@ -132,15 +132,21 @@ def test_log_probabilities_are_those_of_the_unmasked_logits(make_rig, make_compi
 
 
 @OVERLAP
-def test_not_a_number_ends_one_constrained_row_alone(make_rig, make_compiler, constrained, overlap):
+@pytest.mark.parametrize("masked", [False, True])
+def test_not_a_number_ends_one_constrained_row_alone(make_rig, make_compiler, constrained, overlap, masked):
+    """Where it stands on a token that the grammar does not allow, nothing is lost."""
     params = params_of(0)
-    first = constrained(PROMPTS[0], WORD, SamplingParams(**params))[0]
-    rig = make_rig(overlap=overlap, end_ids=[STOP], compiler=make_compiler(), poison=first)
-    rig.add(0, PROMPTS[0], grammar=WORD, **params)
+    grammar = WORD if masked else Grammar("regex", "[\x03a-z]+")  # it is the logit of token 3
+    whole = constrained(PROMPTS[0], grammar, SamplingParams(**params))
+    other = constrained(PROMPTS[1], None, SamplingParams(**params))
+    assert whole[0] not in other
+    rig = make_rig(overlap=overlap, end_ids=[STOP], compiler=make_compiler(), poison=whole[0])
+    rig.add(0, PROMPTS[0], grammar=grammar, **params)
     rig.add(1, PROMPTS[1], **params)
     rig.run()
-    assert rig.last(1).finish in ("length", "stop")
-    assert rig.last(0).finish in ("error", "stop")  # NaN stood on a token that is masked anyway: nothing is lost then
+    assert rig.tokens(1) == other
+    assert rig.tokens(0) == (whole if masked else whole[:1])
+    assert (rig.last(0).finish == "error") == (not masked)
 
 
 @OVERLAP

@@ -412,7 +412,7 @@ def test_a_thread_that_fails_holds_nobody_up(
     monkeypatch.setattr(KVEventPublisher, "_try_to_send", fail)
     source = publisher(max_queue_size=2)
     source.publish(one_page(0))
-    source._thread.join(5)
+    source._thread.join(60)
     for number in range(1, 10):
         source.publish(one_page(number))
     source.close()
@@ -426,7 +426,7 @@ def test_a_full_queue_costs_batches_and_no_time(publisher: Open, monkeypatch: py
     proper = KVEventPublisher._try_to_send
 
     def wait(self: KVEventPublisher, *item: Any) -> None:
-        slow.wait(10)
+        slow.wait(60)
         proper(self, *item)
 
     monkeypatch.setattr(KVEventPublisher, "_try_to_send", wait)

@@ -90,7 +90,7 @@ def test_followers_execute_what_the_leader_executes_until_told_to_end(tmp_path: 
     executor.execute(PLAN)
     sender.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     assert ended == [1, 1]
     for follower in followers:

@@ -108,6 +108,10 @@ def test_pages_are_kept_under_pressure_until_the_deadline(make: Callable[..., Se
     assert missed.stats is not None
     assert found.stats is not None
     assert (missed.stats.cached_tokens, found.stats.cached_tokens) == (0, turned // PAGE * PAGE)
+    assert (missed.stats.hit_cut, found.stats.hit_cut) == ("evicted", "new")
+    cuts = kept.stats.hits_cut
+    assert sum(cuts.values()) == 2 + len(OTHERS)
+    assert cuts["new"] == sum(cuts.values())
 
 
 @OVERLAP

@@ -352,6 +352,11 @@ def test_a_single_stop_text_is_one(llm: LLM) -> None:
         ({"prompts": "\ud800"}, "prompt: the text cannot be encoded"),
         ({"prompts": "a", "params": SamplingParams(max_new_tokens=0)}, "max_new_tokens: 0 is not"),
         ({"prompts": "a", "params": SamplingParams(temperature=-1.0)}, "^temperature: "),
+        (
+            {"prompts": "a", "params": SamplingParams(repetition_penalty=1e-40)},
+            r"^repetition_penalty: must lie in 0.01\.\.100",
+        ),
+        ({"prompts": "a", "params": SamplingParams(repetition_penalty=float("nan"))}, "^repetition_penalty: "),
     ],
 )
 def test_wrong_input_is_named_before_anything_runs(llm: LLM, given: dict[str, Any], message: str) -> None:

@@ -90,8 +90,9 @@ def test_a_backend_that_was_named_needs_the_vocabulary(tmp_path: Path) -> None:
     with PluginFolder(tmp_path / "site") as folder:
         folder.add("tiny", TINY)
         flags = {"plugins": "tiny", "num_threads": 1, "skip_tokenizer_init": True}
-        with pytest.raises(ConfigError, match="--grammar-backend tiny: no tokenizer is loaded"):
+        with pytest.raises(ConfigError, match=r"--grammar-backend tiny: .*no tokenizer is loaded"):
             LLM("toy", grammar_backend="tiny", **flags)
         with LLM("toy", **flags) as llm:
-            (result,) = llm.generate([[1, 2]], structured_outputs={"regex": "a"})
-            assert "no tokenizer is loaded" in result.error
+            with pytest.raises(RequestError, match="it needs the tokenizer, which --skip-tokenizer-init leaves out"):
+                llm.generate([[1, 2]], structured_outputs={"regex": "a"})
+            assert llm.generate([[1, 2]])[0].error == ""

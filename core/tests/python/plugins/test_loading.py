@@ -171,6 +171,17 @@ def test_plug_06_two_distributions_with_one_plugin_name_are_both_named_and_neith
         core.load("+hermes2")
 
 
+@pytest.mark.parametrize("plugins", ["", "+p", "p"])
+def test_plug_06_nobody_takes_the_name_of_a_first_party_plugin(core: Any, plugins: str) -> None:
+    core.folder.add("p", good("a"), distribution="dist-ours", module="ours", first_party=True)
+    core.folder.add("p", good("b"), distribution="a-usurper", module="theirs")
+    host = core.load(plugins)
+    assert [c.spec.name for c in host.records["p"].contributions] == ["a"]
+    assert host.records["p"].status == "active"
+    if not plugins.startswith("p"):
+        assert "a-usurper claims the name of the first-party plugin p; uninstall it" in dict(host.broken)["a-usurper:p"]
+
+
 def test_plug_06_nobody_takes_the_name_of_the_built_ins(core: Any) -> None:
     core.folder.add("builtin", good("x"), distribution="usurper")
     host = core.load()

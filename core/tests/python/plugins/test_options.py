@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -78,6 +79,14 @@ def test_an_unknown_plugin_or_option_names_the_nearest(given: str, message: str)
 def test_a_short_name_that_fits_two_plugins_is_refused() -> None:
     with pytest.raises(ConfigError, match="attention-triton or kernels-triton"):
         resolve_options([option("attention-triton"), option("kernels-triton")], {"triton.workspace_mb": "1"})
+
+
+def test_a_short_name_of_a_first_party_plugin_stays_its_own_whatever_is_installed_beside_it() -> None:
+    theirs = dataclasses.replace(option("acme-triton"), first_party=False)
+    declared = [option("attention-triton"), theirs]
+    given = {"triton.workspace_mb": "1", "acme-triton.workspace_mb": "2"}
+    values = resolve_options(declared, given)
+    assert values == {"attention-triton": {"workspace_mb": 1}, "acme-triton": {"workspace_mb": 2}}
 
 
 @pytest.mark.parametrize(

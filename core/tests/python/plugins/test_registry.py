@@ -8,7 +8,14 @@ from tokenspeed.errors import PluginError
 from tokenspeed.interfaces import kernel
 from tokenspeed.plugins import hookspecs, specs
 from tokenspeed.plugins.registry import REGISTRATION_HOOKS, Contribution, Registry, check_spec
-from tokenspeed.plugins.specs import AttentionBackendSpec, AttentionSupport, KernelSpec, Priority, ToolParserSpec
+from tokenspeed.plugins.specs import (
+    AttentionBackendSpec,
+    AttentionSupport,
+    KernelSpec,
+    KVStoreSpec,
+    Priority,
+    ToolParserSpec,
+)
 
 
 def parser(name: str) -> Contribution[ToolParserSpec]:
@@ -38,6 +45,11 @@ def test_one_plugin_cannot_bring_a_name_twice_but_kernels_are_named_within_their
 def test_an_unknown_kind_is_an_error_that_lists_the_kinds() -> None:
     with pytest.raises(PluginError, match="tool_parser"):
         Registry().specs("parser")  # type: ignore[call-overload]
+
+
+def test_a_store_needs_no_checker_but_one_that_is_named_must_be_a_target() -> None:
+    assert check_spec(KVStoreSpec(name="s", target="a:b")) == ""
+    assert "checker of 's' is 'check'" in check_spec(KVStoreSpec(name="s", target="a:b", checker="check"))
 
 
 def test_a_misspelt_word_of_a_spec_is_named_with_the_nearest() -> None:

@@ -17,10 +17,18 @@ REFERENCE, PORTABLE, PERFORMANT = Priority.REFERENCE, Priority.PORTABLE, Priorit
 
 
 def parser(
-    name: str, plugin: str = "ours", *, automatic: bool = True, named: bool = False, off: str = "", **spec: Any
+    name: str,
+    plugin: str = "ours",
+    *,
+    automatic: bool = True,
+    named: bool = False,
+    off: str = "",
+    first_party: bool = True,
+    **spec: Any,
 ) -> Any:
     spec.setdefault("target", "nowhere:X")
-    return Contribution(plugin, ToolParserSpec(name=name, **spec), automatic=automatic, named=named, off=off)
+    own = ToolParserSpec(name=name, **spec)
+    return Contribution(plugin, own, automatic=automatic, named=named, off=off, first_party=first_party)
 
 
 def choose(*candidates: Any, **arguments: Any) -> Choice[ToolParserSpec]:
@@ -54,6 +62,10 @@ def test_the_platform_ranks_what_it_lists_and_the_rest_follows_by_priority() -> 
 
 def test_a_named_plugin_ranks_as_plugin() -> None:
     choice = choose(parser("a", priority=Priority.SPECIALIZED), parser("b", "theirs", priority=REFERENCE, named=True))
+    assert choice.winner.name == "theirs:b"
+    assert choice.why == "named in --plugins"
+    assert reasons(choice) == {"ours:a": "--plugins names theirs"}
+    choice = choose(parser("a", priority=Priority.PLUGIN), parser("b", "theirs", priority=REFERENCE, named=True))
     assert choice.winner.name == "theirs:b"
 
 
@@ -125,10 +137,49 @@ def test_plug_06_two_plugins_that_own_a_name_are_both_listed_in_full(aliased: bo
     assert choose(*candidates, flag="p1:hermes", flag_name="--x").winner.plugin == "p1"
 
 
+def theirs(name: str, plugin: str = "theirs", **more: Any) -> Any:
+    return parser(name, plugin, first_party=False, **{"automatic": False} | more)
+
+
+@pytest.mark.parametrize("more", [{}, {"named": True, "automatic": True}], ids=["installed", "named"])
+@pytest.mark.parametrize("name", ["hermes", "qwen"], ids=["name", "alias"])
+def test_plug_06_a_name_of_a_first_party_plugin_stays_its_own(name: str, more: dict[str, Any]) -> None:
+    ours = parser("hermes", aliases=("qwen",))
+    for other in (theirs(name, **more), theirs("other", aliases=(name,), **more)):
+        choice = choose(ours, other, flag=name, flag_name="--tool-call-parser")
+        assert choice.winner.name == "ours:hermes"
+        assert reasons(choice) == {
+            other.name: f"{name} is the first-party one's name; this one's is theirs:{name}",
+        }
+        assert choose(ours, other, flag=f"theirs:{name}", flag_name="--x").winner is other
+        assert choose(ours, other, need=Need(name, "model m")).winner.name == "ours:hermes"
+
+
+def test_plug_06_two_third_parties_that_own_a_name_are_both_listed_in_full() -> None:
+    with pytest.raises(PluginError) as error:
+        choose(parser("x"), theirs("own", "p1"), theirs("o", "p2", aliases=("own",)), flag="own", flag_name="--x")
+    assert "p1:own, p2:o" in str(error.value)
+
+
+def test_a_platform_s_order_means_the_first_party_owner_of_a_name() -> None:
+    candidates = [parser("sdpa", priority=REFERENCE), theirs("sdpa", named=True, automatic=True), parser("z")]
+    choice = choose(*candidates, preferences=("sdpa",))
+    assert choice.winner.name == "ours:sdpa"
+    assert reasons(choice)["theirs:sdpa"] == "not in the platform's order"
+
+
 def test_plug_06_an_automatic_choice_between_two_owners_of_a_name_is_refused() -> None:
-    candidates = [parser("hermes", "p1", priority=REFERENCE), parser("hermes", "p2", named=True), parser("z", "p3")]
-    with pytest.raises(PluginError, match="p1:hermes and p2:hermes claim the same place"):
+    candidates = [parser("hermes", "p1", priority=PERFORMANT), parser("hermes", "p2"), parser("z", "p3")]
+    with pytest.raises(PluginError, match="p1:hermes and p2:hermes claim the same place; name one in full"):
         choose(*candidates)
+    named = [parser("hermes", "p1", named=True), parser("hermes", "p2", named=True)]
+    with pytest.raises(PluginError, match="p1:hermes and p2:hermes claim the same place"):
+        choose(*named)
+
+
+def test_plug_06_of_two_owners_of_a_name_the_one_that_plugins_names_is_taken() -> None:
+    candidates = [parser("hermes", "p1", priority=PERFORMANT), parser("hermes", "p2", named=True), parser("z", "p3")]
+    assert choose(*candidates).winner.name == "p2:hermes"
 
 
 def test_a_need_prefers_the_owner_that_automatic_choice_may_take() -> None:
@@ -155,8 +206,14 @@ def test_the_more_specific_match_wins_and_a_tie_is_an_error() -> None:
     assert choice.winner.name == "ours:b"
     assert choice.why == "the most specific match"
     assert reasons(choice) == {"ours:a": "matches less specifically"}
-    with pytest.raises(PluginError, match="ours:b and theirs:c claim the same place"):
+    with pytest.raises(PluginError, match=r"ours:b and theirs:c claim the same place; put one first with --plugins"):
         choose(broad, narrow, parser("c", "theirs", description="specific"), specificity=by_priority)
+    choice = choose(
+        broad, narrow, theirs("c", description="specific", named=True, automatic=True), specificity=by_priority
+    )
+    assert choice.winner.name == "theirs:c"
+    assert reasons(choice)["ours:b"] == "--plugins names theirs"
+    assert choose(narrow, theirs("d", named=True, automatic=True), specificity=by_priority).winner is narrow
 
 
 def test_nothing_fits_lists_every_reason_broken_plugins_first() -> None:

@@ -85,3 +85,18 @@ def test_a_pool_without_a_page_is_refused_naming_the_flag():
 def test_shared_storage_is_counted_once():
     weight = torch.zeros(10, 4)
     assert storage_bytes([weight, weight.view(4, 10), torch.zeros(2)]) == 160 + 8
+
+
+@pytest.mark.parametrize("layout", [KVLayout.NHD, KVLayout.HND])
+def test_latents_hold_their_values_once(layout):
+    group = CacheGroup(kind="mla", layers=(0, 1), kv_heads=1, head_dim=12, v_head_dim=8)
+    assert group.bytes_per_token(2) == 2 * 12 * 2
+    pool = KVPool(
+        [group], layout=layout, page_sizes=[4], num_pages=[3], dtype=torch.float32, device=torch.device("cpu")
+    )
+    kv = pool.layer(1)
+    kv.k.fill_(7.0)
+    assert kv.v.shape[-1] == 8
+    assert bool((kv.v == 7.0).all())
+    assert pool.nbytes == 3 * 4 * group.bytes_per_token(4)
+    assert [len(tensors) for _, tensors in pool.page_tensors(0)] == [1, 1]

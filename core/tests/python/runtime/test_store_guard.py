@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ import pytest
 from tokenspeed.builtin.memory_store import MemoryStore
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import Frame, KVNamespace, KVStore, KVStoreContext
+from tokenspeed.runtime import store_guard, store_lane
 from tokenspeed.runtime.kv_frames import HEADER_BYTES, frame_bytes, seal, unseal
 from tokenspeed.runtime.store_guard import StoreGuard
 
 SPACE = KVNamespace(model="m", dtype="float32", layout="NHD", page_size=4, page_bytes=256)
 KEYS = [bytes([i]) * 16 for i in range(1, 9)]
-TIMEOUT_S = 0.2
+#: A deadline that no call of a store that answers comes near to, also on a busy machine; and one for stores that hang.
+TIMEOUT_S, HANG_S = 60.0, 0.2
 
 
 def pages(count: int, seed: int = 0) -> list[npt.NDArray[np.uint8]]:
@@ -58,11 +61,11 @@ class Scripted(MemoryStore):
 class Bench:
     """A guard around a scripted store."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.script: dict[str, Any] = {}
         self.shared: dict[str, Any] = {}
         self.made = 0
-        self.guard = StoreGuard(self.make, [SPACE], timeout_s=TIMEOUT_S, patience_s=TIMEOUT_S)
+        self.guard = StoreGuard(self.make, [SPACE], timeout_s=timeout_s, patience_s=timeout_s)
 
     def make(self, staging: npt.NDArray[np.uint8]) -> KVStore:
         self.made += 1
@@ -73,17 +76,17 @@ class Bench:
 
     def load(self, count: int) -> tuple[int, list[npt.NDArray[np.uint8]]]:
         into = [np.zeros(SPACE.page_bytes, dtype=np.uint8) for _ in range(count)]
-        return self.guard.load(0, KEYS[:count], into, time.monotonic() + 5), into
+        return self.guard.load(0, KEYS[:count], into, time.monotonic() + TIMEOUT_S), into
 
     def save(self, count: int) -> int:
-        return self.guard.save(0, KEYS[:count], pages(count), time.monotonic() + 5)
+        return self.guard.save(0, KEYS[:count], pages(count), time.monotonic() + TIMEOUT_S)
 
     def count(self, count: int) -> int:
-        return self.guard.count(0, KEYS[:count], time.monotonic() + 5)
+        return self.guard.count(0, KEYS[:count], time.monotonic() + TIMEOUT_S)
 
     def until_up(self, lane: int = 0) -> bool:
-        """Ask until the lane takes calls again; False after five seconds."""
-        end = time.monotonic() + 5
+        """Ask until the lane takes calls again; False after a minute."""
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             if lane:
                 self.save(1)
@@ -101,6 +104,24 @@ def bench() -> Iterator[Bench]:
     yield made
     made.script.clear()
     made.guard.close()
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """One whose calls have a short deadline, and that asks again soon: each call that is to succeed is repeated until it does."""
+    monkeypatch.setattr(store_lane, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(store_lane, "_LONGEST_PAUSE_S", 0.05)
+    made = Bench(HANG_S)
+    yield made
+    made.script.clear()
+    made.guard.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def raising(error: BaseException) -> Any:
@@ -182,57 +203,137 @@ def test_a_save_that_raises_does_not_stop_loads(bench: Bench) -> None:
     assert bench.save(4) == 4
 
 
-def test_a_store_that_hangs_costs_one_deadline(bench: Bench) -> None:
+def test_pauses_grow_while_probes_pass_and_calls_fail(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: each save fails and each probe passes. What has worked for a while is asked again soon."""
+    clock = [1e6]
+    monkeypatch.setattr(store_lane, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    lane = bench.guard.lanes[1]
+    for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        bench.script["put"] = raising(OSError("full"))
+        bench.save(4)
+        assert not lane.up
+        assert lane.attend() == pytest.approx(pause_s)
+        clock[0] += pause_s
+        until(lambda: lane.attend() is None)
+        assert lane.up
+    clock[0] += 31
     bench.save(4)
-    hang = threading.Event()
-    bench.script["get"] = hang.wait
+    assert lane.attend() == pytest.approx(0.5)
+
+
+def test_a_store_that_hangs_costs_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_lane, "_FIRST_PAUSE_S", 600.0)  # no probe meanwhile
+    bench = Bench(HANG_S)
+    lane = bench.guard.lanes[0]
+    answers = threading.Event()
+    bench.script["get"] = lambda: answers.wait(60)
     began = time.monotonic()
     assert bench.load(4)[0] == 0
-    assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + 1
-    began = time.monotonic()
+    assert HANG_S <= time.monotonic() - began < 30  # not what the store takes
+    assert (lane.stats.calls, lane.stats.timeouts, lane.up) == (1, 1, False)
     for _ in range(20):
         assert bench.load(4)[0] == 0
-    assert time.monotonic() - began < TIMEOUT_S
-    bench.script.clear()
-    assert bench.until_up()
-    assert bench.load(4)[0] == 4
-    hang.set()
+    assert (lane.stats.calls, lane.stats.timeouts, lane.stats.bypassed) == (1, 1, 20)
+    answers.set()
+    bench.guard.close()
 
 
-def test_what_a_hanging_call_writes_later_reaches_no_page(bench: Bench) -> None:
-    bench.save(1)
-    hang, written = threading.Event(), threading.Event()
-    bench.script["get"] = hang.wait
-    bench.script["got"] = lambda _: written.set()
-    loaded, into = bench.load(1)
-    hang.set()
-    assert written.wait(5)
-    assert loaded == 0
-    assert not into[0].any()
+def test_a_store_that_hung_is_used_again_when_it_answers(hanging: Bench) -> None:
+    until(lambda: hanging.save(4) == 4)
+    answers = threading.Event()
+    hanging.script["get"] = lambda: answers.wait(60)
+    lane = hanging.guard.lanes[0]
+    until(lambda: hanging.load(4)[0] == 0 and lane.stats.timeouts > 0)
+    hanging.script.clear()  # the call that hangs goes on hanging
+    until(lambda: hanging.load(4)[0] == 4)
+    answers.set()
 
 
-def test_a_save_that_was_given_up_while_it_waited_is_not_carried_out(bench: Bench) -> None:
+def test_what_a_hanging_call_writes_later_reaches_no_page(hanging: Bench) -> None:
+    until(lambda: hanging.save(1) == 1)
+    begun, answers, written = threading.Event(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        answers.wait(60)
+
+    hanging.script["get"] = hang
+    hanging.script["got"] = lambda _: written.set()
+    loads: list[tuple[int, list[npt.NDArray[np.uint8]]]] = []
+
+    def load() -> bool:
+        loads.append(hanging.load(1))
+        return begun.is_set()
+
+    until(load)
+    answers.set()
+    assert written.wait(60)
+    for loaded, into in loads:
+        assert loaded == 0
+        assert not into[0].any()
+
+
+def test_a_save_that_was_given_up_while_it_waited_is_not_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages belong to someone else by then, and the checksum would vouch for them."""
-    release = threading.Event()
-    bench.script["make"] = release.wait  # the store is still being made when the deadline passes
-    assert bench.save(1) == 0
-    release.set()
-    bench.script.clear()
-    assert bench.until_up()
-    time.sleep(0.05)
-    assert bench.count(1) == 0
+    bench = Bench(HANG_S)
+    until(lambda: bench.save(1) == 1)
+    go = threading.Event()
+    readers: list[threading.Thread] = []
+    sealed: list[bytes] = []
+
+    def slow_seal(frame: Frame, space: KVNamespace, key: bytes, page: npt.NDArray[np.uint8]) -> None:
+        readers.append(threading.current_thread())
+        assert go.wait(60)
+        seal(frame, space, key, page)
+        sealed.append(key)
+
+    put: list[Sequence[bytes]] = []
+    proper = Scripted.put
+
+    def noted(self: Scripted, namespace: KVNamespace, keys: Sequence[bytes], *rest: Any) -> list[bool]:
+        put.append(keys)
+        return proper(self, namespace, keys, *rest)
+
+    monkeypatch.setattr(store_guard, "seal", slow_seal)
+    monkeypatch.setattr(Scripted, "put", noted)
+    mine = pages(2)[1]
+
+    def save() -> bool:
+        assert bench.guard.save(0, KEYS[1:2], [mine], time.monotonic() + TIMEOUT_S) == 0
+        return bool(readers)
+
+    until(save)
+    mine[:] = 255  # the next owner's
+    go.set()
+    for reader in readers:
+        reader.join(60)
+        assert not reader.is_alive()
+    assert set(sealed) == {KEYS[1]}
+    assert put == []
+    bench.guard.close()
 
 
-def test_a_store_that_never_answers_leaves_a_few_threads_behind_and_no_more(bench: Bench) -> None:
-    hang = threading.Event()
-    bench.script["exists"] = hang.wait
-    before = threading.active_count()
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
-        bench.count(1)
+def test_a_store_that_never_answers_leaves_a_few_threads_behind_and_no_more(hanging: Bench) -> None:
+    answers = threading.Event()
+    hanging.script["exists"] = lambda: answers.wait(120)
+    before = set(threading.enumerate())
+    lane = hanging.guard.lanes[0]
+
+    def new() -> int:
+        return sum(thread.name == "kvstore loads" for thread in set(threading.enumerate()) - before)
+
+    def ask() -> bool:
+        hanging.count(1)
+        return len(lane._hanging) == store_lane._HANGING
+
+    until(ask)
+    timeouts = lane.stats.timeouts
+    for _ in range(50):  # probes are due all the while
+        hanging.count(1)
         time.sleep(0.01)
-    assert threading.active_count() - before <= 5
-    hang.set()
+    assert new() == store_lane._HANGING
+    assert lane.stats.timeouts == timeouts
+    answers.set()
 
 
 def test_an_operation_past_its_deadline_asks_nothing(bench: Bench) -> None:
@@ -272,7 +373,7 @@ def test_a_wrong_answer_is_a_miss(bench: Bench) -> None:
         return store
 
     guard = StoreGuard(make, [SPACE], timeout_s=TIMEOUT_S)
-    assert guard.count(0, KEYS[:2], time.monotonic() + 5) == 0
+    assert guard.count(0, KEYS[:2], time.monotonic() + TIMEOUT_S) == 0
     guard.close()
 
 
@@ -305,7 +406,7 @@ def test_counters_can_be_read_while_the_worker_is_given_up(bench: Bench) -> None
     reader.start()
     lane = bench.guard.lanes[1]
     for _ in range(200):
-        lane._post(lambda turn: None).done.wait(5)
+        lane._post(lambda turn: None).done.wait(60)
         lane._part()
     stop.set()
     reader.join()
@@ -324,8 +425,8 @@ def test_an_eviction_is_counted_once(bench: Bench) -> None:
 
     guard = StoreGuard(small, [SPACE], timeout_s=TIMEOUT_S, patience_s=TIMEOUT_S)
     guard.open()
-    assert guard.save(0, KEYS[:5], pages(5), time.monotonic() + 5) == 5  # two of them are gone again
-    assert guard.count(0, KEYS[:5], time.monotonic() + 5) == 0
+    assert guard.save(0, KEYS[:5], pages(5), time.monotonic() + TIMEOUT_S) == 5  # two of them are gone again
+    assert guard.count(0, KEYS[:5], time.monotonic() + TIMEOUT_S) == 0
     for lane in guard.lanes:
         lane._part()
     assert sum(lane.counters.get("evicted", 0) for lane in guard.lanes) == 2
@@ -336,5 +437,5 @@ def test_an_eviction_is_counted_once(bench: Bench) -> None:
 
 def test_deleting_a_namespace_removes_its_pages(bench: Bench) -> None:
     bench.save(3)
-    assert bench.guard.delete(0, time.monotonic() + 5)
+    assert bench.guard.delete(0, time.monotonic() + TIMEOUT_S)
     assert bench.count(3) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 
 import pytest
@@ -15,21 +16,27 @@ from tokenspeed.testing.server import running, until
 
 pytestmark = pytest.mark.anyio
 
-ENDLESS = Reply(tokens=[97] * 100_000, finish=None)
+#: A token, and then nothing more.
+UNENDING = Reply(tokens=[97], finish=None)
+#: How long anything may take on a machine that is busy with other things.
+PATIENCE_S = 30.0
 
 
 async def test_ops_04_open_requests_fail_and_new_ones_are_503_when_the_engine_fails() -> None:
     """ops-04: a stream ends with an error event, a whole answer with 503, /health and new requests are 503."""
-    async with running(lambda _: ENDLESS, step_s=0.005) as server:
-        stream = asyncio.create_task(server.complete("x", stream=True, max_tokens=400))
-        whole = asyncio.create_task(server.chat(max_tokens=400))
-        await until(lambda: len(server.engine.running) == 2)
-        await asyncio.sleep(0.05)
-        await server.engine.fail("out of memory")
-        streamed, answered = await asyncio.wait_for(stream, 2), await asyncio.wait_for(whole, 2)
-        assert streamed.status_code == 200
-        assert '"error":{"message":"the engine failed: out of memory"' in streamed.text
-        assert streamed.text.endswith("data: [DONE]\n\n")
+    async with running(lambda _: UNENDING, step_s=0.005) as server:
+        body = {"prompt": "x", "stream": True}
+        async with server.http.stream("POST", "/v1/completions", json=body) as streamed:
+            assert streamed.status_code == 200
+            pieces = streamed.aiter_text()
+            await anext(pieces)
+            whole = asyncio.create_task(server.chat())
+            await until(lambda: len(server.engine.running) == 2)
+            await server.engine.fail("out of memory")
+            text = "".join([piece async for piece in pieces])
+        answered = await asyncio.wait_for(whole, PATIENCE_S)
+        assert '"error":{"message":"the engine failed: out of memory"' in text
+        assert text.endswith("data: [DONE]\n\n")
         assert answered.status_code == 503
         assert answered.json()["error"]["type"] == "server_error"
         for response in (await server.http.get("/health"), await server.complete(), await server.chat(stream=True)):
@@ -42,18 +49,18 @@ async def test_ops_04_open_requests_fail_and_new_ones_are_503_when_the_engine_fa
 
 async def test_ops_04_a_hung_engine_turns_health_red_and_its_return_turns_it_green() -> None:
     """ops-04: missed heartbeats, as after SIGSTOP; the engine may come back."""
-    async with running(hung_after_s=0.3, heartbeat_s=0.05) as server:
+    async with running(hung_after_s=2, heartbeat_s=0.05) as server:
         server.engine.answering = False
-        begin = time.monotonic()
+        end = time.monotonic() + 2 * PATIENCE_S
         while (await server.http.get("/health")).status_code == 200:
-            assert time.monotonic() - begin < 3
+            assert time.monotonic() < end
             await asyncio.sleep(0.02)
         assert (await server.complete()).status_code == 503
         server.engine.answering = True
-        while (await server.http.get("/health")).status_code != 200:
-            assert time.monotonic() - begin < 6
-            await asyncio.sleep(0.02)
-        assert (await server.complete()).status_code == 200
+        for answer in (lambda: server.http.get("/health"), server.complete):
+            while (await answer()).status_code != 200:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.02)
 
 
 async def test_the_end_of_a_process_is_seen_at_once() -> None:
@@ -68,7 +75,7 @@ async def test_the_end_of_a_process_is_seen_at_once() -> None:
     seen: list[str] = []
     client.start(lambda _: None, lambda error: seen.append(str(error)))
     os.close(write)
-    await asyncio.wait_for(client.settled.wait(), 1)
+    await asyncio.wait_for(client.settled.wait(), PATIENCE_S)
     assert seen == ["rank 0 was killed by signal 9"]
     assert client.failure is not None
     client.close()
@@ -102,16 +109,49 @@ async def test_until_the_engine_is_ready_everything_answers_503() -> None:
         ):
             assert response.status_code == 503
         await server.engine.send(EngineReady(server.engine.info))
-        await asyncio.wait_for(server.llm.client.settled.wait(), 2)
+        await asyncio.wait_for(server.llm.client.settled.wait(), PATIENCE_S)
         assert (await server.http.get("/health")).status_code == 200
         assert (await server.chat()).status_code == 200
 
 
-async def test_a_control_route_does_not_wait_for_a_hung_engine() -> None:
-    async with running(hung_after_s=0.3, heartbeat_s=0.05) as server:
+async def test_a_server_that_stood_still_does_not_take_its_engine_for_hung() -> None:
+    """A paused machine: the engine could not be asked meanwhile, and a probe that comes first afterwards finds it well."""
+    async with running(hung_after_s=3, heartbeat_s=0.05) as server:
         server.engine.answering = False
-        await until(lambda: server.context.llm.client.hung)
+        await asyncio.sleep(0.2)
+        time.sleep(3.5)
+        await asyncio.sleep(0.2)  # the watch looks
+        assert not server.context.llm.client.hung
+        server.engine.answering = True
+        assert (await server.http.get("/health")).status_code == 200
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="CPU time of other processes is read from /proc")
+async def test_an_engine_that_works_and_says_nothing_has_longer_until_it_counts_as_hung() -> None:
+    """A single step may be long. The process that works is this one."""
+    limits = {"hung_after_s": 0.5, "busy_limit_s": 2.5, "heartbeat_s": 0.05}
+    async with running(**limits, pids=[os.getpid()]) as server:  # type: ignore[arg-type]
+        client = server.context.llm.client
         began_s = time.monotonic()
-        response = await server.control.post("/flush_cache")
-        assert response.status_code == 503
-        assert time.monotonic() - began_s < 2  # the wait for an answer is 5 s
+        server.engine.answering = False
+        await until(lambda: client.hung)
+        assert time.monotonic() - began_s > 1.5  # what was heard last may be some heartbeats old
+        assert (await server.http.get("/health")).status_code == 503
+        server.engine.answering = True
+        await until(lambda: not client.hung)
+        assert client.failure is None
+
+
+async def test_a_control_route_does_not_wait_for_a_hung_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(hung_after_s=0.3, heartbeat_s=0.05) as server:
+        client = server.context.llm.client
+        server.engine.answering = False
+        await until(lambda: client.hung)
+        asked: list[str] = []
+
+        async def ask(method: str) -> None:
+            asked.append(method)
+
+        monkeypatch.setattr(client, "control", ask)
+        assert (await server.control.post("/flush_cache")).status_code == 503
+        assert asked == []

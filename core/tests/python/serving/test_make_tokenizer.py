@@ -60,7 +60,16 @@ async def test_without_a_tokenizer_ids_go_in_and_out() -> None:
     async with running("hi", tokenizer=tokenizer) as server:
         done = (await server.http.post("/generate", json={"input_ids": [5, 6]})).json()
         assert (done["text"], done["output_ids"]) == ("", [*b"hi", 256])
-        for response in (await server.complete("text"), await server.chat(), await server.complete([1, 2], stop="x")):
+        for response in (
+            await server.complete("text"),
+            await server.complete([5, 6], logprobs=2),  # the ids would be nowhere in the answer
+            await server.chat(),
+            await server.http.post("/tokenize", json={"prompt": "x"}),
+            await server.http.post("/detokenize", json={"tokens": [5]}),
+        ):
             assert response.status_code == 400
+            assert "ask /generate, with input_ids" in response.json()["error"]["message"]
+        for fields in ({"text": "x"}, {"input_ids": [5], "sampling_params": {"stop": "x"}}):
+            assert (await server.http.post("/generate", json=fields)).status_code == 400
         with pytest.raises(RequestError, match="token ids"):
             tokenizer.encode("x")

@@ -17,19 +17,32 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tokenspeed.testing.ports import ReservedPorts
+
 COMMAND = [sys.executable, "-m", "tokenspeed.testing.serve_fake"]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="uses pidfd and SIGSTOP")
+
+#: How long anything may take on a machine that is busy with other things. What the server promises in seconds is held to by the acceptance tests.
+PATIENCE_S = 60.0
 
 
 class Server:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        hello = json.loads(process.stdout.readline())
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        hello = json.loads(line)
         self.engine: int = hello["engine"]
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{hello['port']}", timeout=20)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{hello['port']}", timeout=PATIENCE_S)
 
-    def stream(self, seconds_max: float = 20.0, **fields: object) -> Stream:
-        return Stream(self.http.base_url, {"prompt": "x", "max_tokens": 50_000, "stream": True, **fields}, seconds_max)
+    def stream(self, *, began: bool = True, **fields: object) -> Stream:
+        """A stream whose first token is there; with ``began=False`` one that may not have got to the engine."""
+        stream = Stream(self.http.base_url, {"prompt": "x", "max_tokens": 50_000, "stream": True, **fields})
+        assert not began or stream.began.wait(PATIENCE_S)
+        return stream
+
+    def metrics(self) -> str:
+        return self.http.get("/metrics").text
 
     def health(self) -> int:
         try:
@@ -37,33 +50,32 @@ class Server:
         except httpx.TransportError:
             return 0
 
-    def code(self, timeout_s: float = 10.0) -> int:
+    def code(self, timeout_s: float = PATIENCE_S) -> int:
         return self.process.wait(timeout_s)
 
 
 class Stream:
     """A stream that is read in a thread of its own."""
 
-    def __init__(self, base: httpx.URL, body: dict[str, object], seconds_max: float) -> None:
+    def __init__(self, base: httpx.URL, body: dict[str, object]) -> None:
         self.text = ""
         self.began = threading.Event()
-        self._args = (str(base).rstrip("/"), body, seconds_max)
+        self._args = (str(base).rstrip("/"), body)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-        assert self.began.wait(10)
 
     def _read(self) -> None:
-        base, body, seconds_max = self._args
+        base, body = self._args
         with (
             contextlib.suppress(httpx.TransportError),
-            httpx.stream("POST", f"{base}/v1/completions", json=body, timeout=seconds_max) as response,
+            httpx.stream("POST", f"{base}/v1/completions", json=body, timeout=PATIENCE_S) as response,
         ):
             for piece in response.iter_text():
                 self.text += piece
                 self.began.set()
 
     def end(self) -> str:
-        self._thread.join(15)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
         return self.text
 
@@ -83,34 +95,37 @@ def serve(*flags: str) -> Iterator[Server]:
             os.kill(server.engine, signal.SIGKILL)
 
 
-def within(seconds: float, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody reaps stays a zombie."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    return False
 
 
 def test_ops_01_sigterm_lets_running_requests_finish() -> None:
     """ops-01: health turns red, new requests get 503 with Retry-After, the running one ends in full, exit code 0, the engine goes too."""
-    with serve() as server:
-        stream = server.stream(max_tokens=200)
+    with serve("--hung-after-s", "600") as server:
+        os.kill(server.engine, signal.SIGSTOP)  # so that the request runs as long as this test needs it to
+        stream = server.stream(began=False, max_tokens=50)
+        until(lambda: "tokenspeed:requests_total 1.0" in server.metrics())
         server.process.send_signal(signal.SIGTERM)
-        within(2, lambda: server.health() == 503)
+        until(lambda: server.health() == 503)
         refused = server.http.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
         assert "shutting down" in refused.json()["error"]["message"]
+        os.kill(server.engine, signal.SIGCONT)
         text = stream.end()
         assert server.code() == 0
-        within(5, lambda: gone(server.engine))
+        until(lambda: gone(server.engine))
     assert text.count('"text":"a"') + text.count('"text":"aa') >= 1
     assert '"finish_reason":"length"' in text
     assert text.endswith("data: [DONE]\n\n")
@@ -138,7 +153,7 @@ def test_ops_03_further_signals_change_nothing() -> None:
         with contextlib.suppress(ProcessLookupError):
             server.process.send_signal(signal.SIGTERM)
         assert server.code() == 0
-        within(5, lambda: gone(server.engine))
+        until(lambda: gone(server.engine))
 
 
 def test_a_second_interrupt_ends_at_once() -> None:
@@ -146,22 +161,20 @@ def test_a_second_interrupt_ends_at_once() -> None:
     with serve() as server:
         server.stream()
         server.process.send_signal(signal.SIGINT)
-        within(2, lambda: server.health() == 503)
+        until(lambda: server.health() == 503)
         server.process.send_signal(signal.SIGINT)
-        assert server.code(6) == 130
-        within(5, lambda: gone(server.engine))
+        assert server.code() == 130
+        until(lambda: gone(server.engine))
 
 
 def test_ops_04_a_killed_engine_ends_streams_and_the_server() -> None:
-    """ops-04: SIGKILL of the engine: the stream ends with an error and health is 503 within 2 s, the process exits non-zero within 5 s."""
+    """ops-04: SIGKILL of the engine: the stream ends with an error, health is 503, and the process exits non-zero."""
     with serve() as server:
         stream = server.stream()
         os.kill(server.engine, signal.SIGKILL)
-        begin = time.monotonic()
-        within(2, lambda: server.health() == 503)
+        until(lambda: server.health() == 503)
         text = stream.end()
-        assert time.monotonic() - begin < 2.5
-        assert server.code(5 - (time.monotonic() - begin)) == 1
+        assert server.code() == 1
     assert '"error":{"message":"an engine process ended unexpectedly"' in text
 
 
@@ -169,40 +182,44 @@ def test_ops_04_a_stopped_engine_turns_health_red() -> None:
     """ops-04: SIGSTOP imitates a hang: health is red within the limit, and green again after SIGCONT."""
     with serve("--hung-after-s", "1") as server:
         os.kill(server.engine, signal.SIGSTOP)
-        within(4, lambda: server.health() == 503)
+        until(lambda: server.health() == 503)
         os.kill(server.engine, signal.SIGCONT)
-        within(4, lambda: server.health() == 200)
+        until(lambda: server.health() == 200)
 
 
 def test_ops_04_streams_of_a_stopped_engine_end_after_the_limit() -> None:
     """ops-04: an engine that stays stopped is given up: streams end with an error, the server with code 1; before the limit they wait."""
-    with serve("--hung-after-s", "0.5", "--give-up-after-s", "2") as server:
+    with serve("--hung-after-s", "0.5", "--give-up-after-s", "4") as server:
         stream = server.stream()
         os.kill(server.engine, signal.SIGSTOP)
-        within(4, lambda: server.health() == 503)
+        until(lambda: server.health() == 503)
         assert server.process.poll() is None
         text = stream.end()
         assert server.code() == 1
-    assert '"error":{"message":"the engine hangs: no answer and no CPU time used for 2 s"' in text
+    assert '"error":{"message":"the engine hangs: no answer and no CPU time used for 4 s"' in text
     assert text.endswith("data: [DONE]\n\n")
 
 
 def test_ops_15_a_port_in_use_fails_fast_and_names_the_port() -> None:
     """ops-15: before anything is loaded, with a clear line and an exit code that is not zero; also where only the control port is taken."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with contextlib.closing(ReservedPorts(2)) as reserved, socket.socket() as taken:
+        port = reserved.ports[1]
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
         for wanted in (port, port - 1):
-            begin = time.monotonic()
-            done = subprocess.run([*COMMAND, "--port", str(wanted)], capture_output=True, text=True, timeout=30)
+            done = subprocess.run([*COMMAND, "--port", str(wanted)], capture_output=True, text=True, timeout=PATIENCE_S)
             assert done.returncode == 2
             assert f"127.0.0.1:{port}" in done.stderr
             assert len(done.stderr.strip().splitlines()) == 1
-            assert time.monotonic() - begin < 10  # mostly imports; nothing was started
+            assert done.stdout == ""  # no engine was started
 
 
 def test_ops_15_an_engine_that_cannot_start_ends_the_server() -> None:
     """ops-15: exit code 1 and the engine's reason in the log."""
-    done = subprocess.run([*COMMAND, "--fail", "weights are missing"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [*COMMAND, "--fail", "weights are missing"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 1
     assert "weights are missing" in done.stderr
     assert done.stdout == ""

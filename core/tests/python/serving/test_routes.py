@@ -8,10 +8,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tokenspeed
 from tokenspeed.config import ServingConfig
+from tokenspeed.messages import EngineStats, Outputs, TierStats
 from tokenspeed.testing.fake_engine import Reply
 from tokenspeed.testing.server import MODEL, events, running, until
 
@@ -90,6 +92,41 @@ async def test_control_routes_are_on_their_own_port_only() -> None:
     assert info["engine"]["max_model_len"] == 512
     assert info["status"] == "ready"
     assert "flush_cache" in server.engine.control
+
+
+async def test_abort_takes_the_id_that_a_client_gave() -> None:
+    async with running(lambda _: ENDLESS, step_s=0.005) as server:
+        tasks = []
+        for name in ("mine", "mine-2"):
+            server.http.headers["x-request-id"] = name
+            tasks.append(asyncio.create_task(server.chat(max_tokens=400)))
+            await until(lambda: len(server.engine.running) == len(tasks))
+        assert (await server.control.post("/abort", json={"rid": "chatcmpl"})).json() == {"aborted": 0}
+        assert (await server.control.post("/abort", json={"rid": "mine"})).json() == {"aborted": 1}
+        assert (await tasks[0]).json()["choices"][0]["finish_reason"] == "abort"
+        assert (await server.control.post("/abort", json={"rid": "mine-2"})).json() == {"aborted": 1}
+        assert (await tasks[1]).json()["id"] == "chatcmpl-mine-2"
+
+
+async def test_generate_says_that_a_request_is_one_prompt() -> None:
+    async with running() as server:
+        for name, value in (("text", ["a", "b"]), ("input_ids", [[1], [2]])):
+            error = (await server.http.post("/generate", json={name: value})).json()["error"]
+            assert error["param"] == name
+            assert error["message"].startswith(f"{name}: one prompt a request; ")
+
+
+async def test_server_info_names_every_figure_and_has_them_before_the_first_request() -> None:
+    async with running() as server:
+        stats = (await server.control.get("/get_server_info")).json()["stats"]
+        assert set(stats) == set(EngineStats.__struct_fields__)
+        assert (stats["pages_free"], stats["tiers"]) == (server.engine.info.kv_pages, None)
+        numbers = [index + 10 for index in range(len(TierStats.__struct_fields__))]
+        tiers = msgspec.structs.replace(TierStats(*numbers), store_up=(True, False), store_seconds=1.5)
+        await server.engine.send(Outputs([], msgspec.structs.replace(server.engine.stats(), tiers=tiers, steps=77)))
+        await until(lambda: server.llm.client.stats.steps == 77)
+        shown = (await server.control.get("/get_server_info")).json()["stats"]["tiers"]
+    assert shown == {**msgspec.structs.asdict(tiers), "store_up": {"loads": True, "saves": False}}
 
 
 async def test_abort_ends_requests_by_id_or_all() -> None:

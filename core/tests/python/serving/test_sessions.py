@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from tokenspeed_plugin_parsers_hermes.parser import HermesToolParser
 
 from tokenspeed.config import ServingConfig
 from tokenspeed.serving.protocol.sessions import MAX_RETAIN_S, session_number
-from tokenspeed.testing.server import Running, running
+from tokenspeed.testing.fake_engine import Reply
+from tokenspeed.testing.server import Running, running, until
 
 pytestmark = pytest.mark.anyio
 
@@ -81,6 +84,21 @@ async def test_what_makes_no_sense_is_refused_by_name(path: str) -> None:
         assert server.engine.requests == []
 
 
+async def test_headers_that_contradict_themselves_are_refused_by_name() -> None:
+    """A proxy may have added one of its own; one that only repeats the other is fine."""
+    async with running() as server:
+        for name, values in (("X-Session-Id", ("a", "b")), ("X-Retain-S", ("5", "6"))):
+            for path, body in ROUTES.items():
+                headers = [(name, value) for value in values]
+                response = await server.http.post(path, json={**body, "session_id": "a"}, headers=headers)
+                assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+        salts = [("X-Cache-Salt", "a"), ("X-Cache-Salt", "b")]
+        assert (await server.http.delete("/v1/sessions/s", headers=salts)).json()["error"]["param"] == "X-Cache-Salt"
+        assert server.engine.requests == []
+        twice = [("X-Session-Id", "a"), ("X-Session-Id", "a")]
+        assert (await server.http.post("/generate", json={"text": "hi"}, headers=twice)).status_code == 200
+
+
 async def test_a_session_goes_on_from_one_answer() -> None:
     async with running() as server:
         for response in (
@@ -130,6 +148,29 @@ async def test_where_tools_may_be_called_pages_are_kept_after_a_call_only(stream
         assert server.engine.control[-2:] == ["release_session", "prefetch_session"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_aborted_answer_leaves_what_was_kept_before_it(stream: bool) -> None:
+    """The next attempt finds the pages; tools make no difference, nor does an error in the engine."""
+    answers = iter(
+        (
+            Reply(tokens=[*CALL.encode(), 256]),
+            Reply(tokens=list(b"no c"), finish=None),
+            Reply(tokens=list(b"no c"), error="broken"),
+        )
+    )
+    fields = {"session_id": "s", "retain_s": 60, "tools": TOOLS}
+    async with running(lambda _: next(answers), tool_parser=HermesToolParser) as server:
+        await server.chat(**fields)
+        assert await kept(server)
+        cut = asyncio.create_task(server.chat(**fields, stream=stream))
+        await until(lambda: server.engine.running)
+        await server.control.post("/abort", json={"abort_all": True})
+        assert '"finish_reason":"abort"' in (await cut).text
+        assert await kept(server)
+        await server.chat(**fields, stream=stream)
+        assert server.engine.control == ["prefetch_session"] * 2
+
+
 @pytest.mark.parametrize("path", ROUTES)
 async def test_where_the_server_looks_for_no_calls_pages_are_kept_after_every_good_end(path: str) -> None:
     """The client knows what follows; the next turn without ``retain_s`` ends it."""
@@ -158,6 +199,7 @@ async def test_a_session_is_brought_up_and_released_by_its_tenant_only() -> None
         metrics = await server.metrics()
         assert "tokenspeed:sessions 1.0" in metrics
         assert "tokenspeed:retained_pages 2.0" in metrics
+        assert 'tokenspeed:prefix_hits_cut_total{reason="evicted"} 0.0' in metrics
         assert (await server.http.delete("/v1/sessions/s", headers=salt)).json() == {"session_id": "s", "pages": 2}
         assert (await server.http.delete("/v1/sessions/s", headers=salt)).status_code == 404
 

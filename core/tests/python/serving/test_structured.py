@@ -14,7 +14,7 @@ from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.parser import ToolParser
 from tokenspeed.interfaces.parsing import TagReasoningParser
 from tokenspeed.messages import Grammar
-from tokenspeed.serving.constraint import CheckedBefore
+from tokenspeed.serving.constraint import CheckedBefore, NoBackend
 from tokenspeed.testing.byte_tokenizer import ByteTokenizer
 from tokenspeed.testing.fake_engine import Reply
 from tokenspeed.testing.server import Running, running
@@ -193,8 +193,9 @@ async def test_gram_01_what_the_backend_would_not_enforce_is_refused_with_its_pl
         assert server.engine.requests == []
 
 
-async def test_without_a_backend_the_refusal_names_the_plugin() -> None:
-    async with running(tool_parser=HermesToolParser) as server:
+async def test_without_a_backend_the_refusal_says_why_there_is_none() -> None:
+    why = "--grammar-backend none switched it off; leave that flag out"
+    async with running(tool_parser=HermesToolParser, grammar_checker=NoBackend(why)) as server:
         tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
         for fields, param in (
             ({"response_format": {"type": "json_object"}}, "response_format.type"),
@@ -202,7 +203,7 @@ async def test_without_a_backend_the_refusal_names_the_plugin() -> None:
             ({"tools": tools}, "tools[0].function.strict"),
             ({"tools": tools, "tool_choice": "required"}, "tool_choice"),
         ):
-            assert "tokenspeed-plugin-grammar-xgrammar" in refused(await server.chat(**fields), param)
+            assert refused(await server.chat(**fields), param).endswith(f"there is none here: {why}")
         assert (await server.chat(tools=tools, tool_choice="none")).status_code == 200
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -90,7 +90,6 @@ def stream(tokenizer: HFTokenizer, ids: list[int], seed: int, **options: bool) -
     return "".join(out)
 
 
-@settings(deadline=None)
 @given(TEXTS, st.integers(0, 99), st.booleans())
 def test_api_07_deltas_join_to_the_one_shot_decode(text: str, seed: int, skip: bool) -> None:
     """api-07: mixed ASCII, CJK, flags and joined emoji, 1 to 4 ids at a time, with and without special tokens."""
@@ -98,14 +97,12 @@ def test_api_07_deltas_join_to_the_one_shot_decode(text: str, seed: int, skip: b
     assert stream(BYTE_LEVEL, ids, seed, skip_special_tokens=skip) == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1), max_size=30), st.integers(0, 99))
 def test_any_ids_join_to_the_one_shot_decode(ids: list[int], seed: int) -> None:
     """Also where the bytes are no UTF-8: replaced in the same places."""
     assert stream(BYTE_LEVEL, ids, seed) == BYTE_LEVEL.decode(ids)
 
 
-@settings(deadline=None)
 @given(st.text("abc the界🇩é", max_size=20), st.integers(0, 99))
 def test_byte_fallback_joins_to_the_one_shot_decode(text: str, seed: int) -> None:
     """A stream goes on behind a prompt, so the space that a whole text loses at its beginning stays."""
@@ -113,7 +110,6 @@ def test_byte_fallback_joins_to_the_one_shot_decode(text: str, seed: int) -> Non
     assert stream(SENTENCE_PIECE, ids, seed).removeprefix(" ") == SENTENCE_PIECE.decode(ids)
 
 
-@settings(deadline=None)
 @given(TEXTS, st.integers(0, 99))
 def test_the_window_detokenizer_joins_to_the_one_shot_decode(text: str, seed: int) -> None:
     """The fallback for other decoders, on a tokenizer whose answer is known."""

@@ -20,7 +20,7 @@ from tokenspeed.interfaces.parsing import TagReasoningParser
 from tokenspeed.messages import Grammar
 from tokenspeed.serving import constraint
 from tokenspeed.testing.byte_tokenizer import ByteTokenizer
-from tokenspeed.testing.server import Running, events, running, streamed_text, text_reply
+from tokenspeed.testing.server import Running, events, running, streamed_text, text_reply, until
 
 pytestmark = pytest.mark.anyio
 
@@ -155,15 +155,16 @@ async def test_tools_that_would_take_long_to_check_are_refused_before(monkeypatc
 
 async def test_a_grammar_is_checked_while_texts_are_tokenised() -> None:
     """A check stands until a text that is long enough for the tokenising thread was answered."""
-    go = threading.Event()
+    begun, go = threading.Event(), threading.Event()
 
     def check_late(kind: str, value: str) -> None:
-        assert go.wait(20)
+        begun.set()
+        assert go.wait(60)
 
     async with running("yes", grammar_checker=check_late, max_model_len=100_000) as server:
         form = {"messages": [{"role": "user", "content": "hi"}], "structured_outputs": {"choice": ["yes", "no"]}}
         held = asyncio.ensure_future(server.http.post("/v1/chat/completions", json=form))
-        await asyncio.sleep(0.05)
+        await until(begun.is_set)
         long = await server.http.post("/tokenize", json={"prompt": "x" * 3000})
         assert long.status_code == 200
         go.set()

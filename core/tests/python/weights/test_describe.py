@@ -115,9 +115,11 @@ def test_what_is_not_found_is_named(model: str, message: str) -> None:
 
 def test_a_hub_id_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda *a, **k: (_ for _ in ()).throw(OSError("name not known"))
+        "huggingface_hub.snapshot_download", lambda *a, **k: (_ for _ in ()).throw(OSError("Got: name not known"))
     )
-    with pytest.raises(ConfigError, match=r"'some-owner/some-model'.*name not known.*give the directory"):
+    with pytest.raises(
+        ConfigError, match=r"'some-owner/some-model'.* from the hub: name not known.*give the directory"
+    ):
         describe_model("some-owner/some-model")
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
 from tokenspeed_plugin_grammar_xgrammar.backend import XGrammarBackend
 from tokenspeed_plugin_grammar_xgrammar.checker import check
+from tokenspeed_plugin_grammar_xgrammar.formats import ENCODINGS, FORMATS, format_pattern
 from tokenspeed_plugin_grammar_xgrammar.keywords import ANNOTATIONS, READ, REFUSED
+from tokenspeed_plugin_grammar_xgrammar.regex import Alt, Cat, Chars, Node, Repeat, matches
 from tokenspeed_plugin_grammar_xgrammar.testing.keywords import ROWS, Row, table
 from tokenspeed_plugin_grammar_xgrammar.testing.schemas import random_schemas
 from tokenspeed_plugin_grammar_xgrammar.testing.walks import TINY, walk
@@ -111,3 +116,77 @@ def test_gram_04_recursive_references_compile_or_are_refused(backend: XGrammarBa
         assert_valid(schema, generated(backend, schema, 20))
     with pytest.raises(GrammarError, match="no finite value"):
         check("json_schema", '{"$ref": "#"}')
+
+
+def repeats(node: Node, *, starred: bool = False) -> Iterator[tuple[Repeat, bool]]:
+    """Every repeat in ``node``, and whether it stands within a group that may come any number of times."""
+    match node:
+        case Cat(parts) | Alt(parts):
+            for part in parts:
+                yield from repeats(part, starred=starred)
+        case Repeat(inner, _, high):
+            yield node, starred
+            yield from repeats(inner, starred=starred or high is None)
+
+
+def letters(node: Node) -> bool:
+    """Whether more than hexadecimal digits may stand in ``node``: most of a vocabulary is made of them."""
+    match node:
+        case Cat(parts) | Alt(parts):
+            return any(map(letters, parts))
+        case Repeat(inner):
+            return letters(inner)
+        case Chars(ranges):
+            return any(low <= ord("m") <= high for low, high in ranges)
+    return False
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS | ENCODINGS))
+def test_formats_are_written_in_the_forms_that_are_fast_to_follow(name: str) -> None:
+    """A row whose masks take 10 ms each would end. Counted groups of letters cost most, and repeats within starred groups."""
+    for repeat, starred in repeats(format_pattern(name)):
+        assert not starred, repeat
+        counted = repeat.high not in (None, 1) and not isinstance(repeat.node, Chars)
+        assert not (counted and letters(repeat.node)) or repeat.high <= 3, repeat
+
+
+def test_uris_are_those_that_other_programs_read(backend: XGrammarBackend) -> None:
+    """The judge above knows no URIs. Long hosts, paths, queries and fragments; no authority, spaces or stray percent signs."""
+    for text in generated(backend, {"type": "string", "format": "uri"}, 300):
+        uri = json.loads(text)
+        parts = urlsplit(uri)
+        assert parts.scheme, uri
+        assert parts.hostname, uri
+        assert parts.port is None or 0 < parts.port < 10_000, uri
+        assert re.fullmatch(r"([!#-&(-;=?-Z_a-z~'@]|%[0-9A-F]{2})+", uri), uri
+        assert uri.count("#") <= 1, uri
+    tree = format_pattern("uri")
+    for good in ("https://example.com", "a+b.c-1://h", f"http://{'x' * 99}.y-z.w:8080/a//b%20?c=/d&e#f?/", "s3://b/#"):
+        assert matches(tree, good), good
+    for bad in (
+        "https://",
+        "a:b",
+        "1a://h",
+        "h://-x",
+        "h://x-",
+        "h://a..b",
+        "h://x:0",
+        "h://x/%",
+        "h://x/ y",
+        "h://x#a#b",
+    ):
+        assert not matches(tree, bad), bad
+
+
+def test_labels_of_hosts_stay_within_what_names_may_have() -> None:
+    """63 characters, no hyphen at an end and no two in a row."""
+    tree = format_pattern("hostname")
+    for good in ("a", "a" * 31, "-".join("a" * 31), "a-1.b.c.d", "xn-a"):
+        assert matches(tree, good), good
+    for bad in ("", "a" * 32, "-a", "a-", "a--b", "a..b", ".a", "a.", "a.b.c.d.e", "a_b"):
+        assert not matches(tree, bad), bad
+
+
+def test_json_pointers_begin_with_a_slash_and_escape_tildes() -> None:
+    tree = format_pattern("json-pointer")
+    assert [matches(tree, text) for text in ("", "/", "/a//~0~1/", "a", "/~", "/~2")] == [True] * 3 + [False] * 3

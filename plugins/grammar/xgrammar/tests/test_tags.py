@@ -113,14 +113,41 @@ def test_sections_with_counted_calls(backend: XGrammarBackend) -> None:
     assert takes(backend, whole, f"<s>{text}{text}</s>", "<s></s>", f"<s>{text}") == [True, False, False]
 
 
+_TYPES = {"3": "number", "[": "array", "n": "null"}
 _WRITE = {
     "qwen_xml": lambda key, value, _: f"<parameter={key}>\n{value}\n</parameter>",
     "minimax_xml": lambda key, value, _: f'<parameter name="{key}">{value}</parameter>',
     "glm_xml": lambda key, value, _: f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>",
+    "kimi_k3_xml": lambda key, value, text: (
+        f'<|open|>argument key="{key}" type="{"string" if text else _TYPES.get(value[0])}"<|sep|>{value}<|close|>argument<|sep|>'
+    ),
     "deepseek_xml": lambda key, value, text: (
         f'<｜DSML｜parameter name="{key}" string="{json.dumps(text)}">{value}</｜DSML｜parameter>'
     ),
 }
+
+
+def test_an_argument_that_names_its_type_names_the_one_it_has(backend: XGrammarBackend) -> None:
+    """Of any type, of several, and of constants."""
+    schema = {
+        "type": "object",
+        "properties": {"any": {}, "some": {"type": ["integer", "string"]}, "one": {"enum": ["a", 1, None]}},
+    }
+    format = {"type": "json_schema", "style": "kimi_k3_xml", "json_schema": schema}
+    cases = {
+        "any": [("string", "x"), ("number", "-1.5"), ("boolean", "true"), ("null", "null"), ("array", '[1, "x"]'), ("object", '{"a": {}}')],
+        "some": [("string", "3"), ("number", "3")],
+        "one": [("string", "a"), ("number", "1"), ("null", "null")],
+    }  # fmt: skip
+    for key, good in cases.items():
+        texts = {
+            (kind, value): f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+            for kind in ("string", "number", "boolean", "null", "array", "object", "integer")
+            for _, value in good
+        }
+        told = [pair for pair, taken in zip(texts, takes(backend, format, *texts.values()), strict=True) if taken]
+        expected = {pair for pair in texts if pair in good or (pair[0] == "string" and key == "any")}
+        assert set(told) == expected
 
 
 @pytest.mark.parametrize("style", _WRITE)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenspeed_plugin_kvstore_file.place import check
 from tokenspeed_plugin_kvstore_file.plugin import tokenspeed_kv_stores
 from tokenspeed_plugin_kvstore_file.store import FileStore
 
@@ -176,15 +179,29 @@ def test_processes_share_a_directory_and_its_cap(tmp_path: Path) -> None:
     ]
     largest = 0
     while any(process.poll() is None for process in running):
-        largest = max(largest, sum_now(tmp_path))
-        time.sleep(0.01)
+        with stopped(running):
+            largest = max(largest, bytes_of_pages(tmp_path))
+        time.sleep(0.05)
     assert [process.communicate()[0] for process in running] == ["done\n"] * 2
     assert largest <= 1 << 20
-    assert sum_now(tmp_path) > 50_000  # while a count goes on a writer keeps little
+    assert bytes_of_pages(tmp_path) > 50_000  # while a count goes on a writer keeps little
 
 
-def sum_now(root: Path) -> int:
-    """Bytes of pages while others add and remove some."""
+@contextmanager
+def stopped(processes: Sequence[subprocess.Popen[str]]) -> Iterator[None]:
+    """They do nothing meanwhile: what they write and remove while it is counted would be counted twice."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    for process in processes:
+        if process.returncode is None:  # also one that has ended by now and was not waited for
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    yield
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+
+
+def bytes_of_pages(root: Path) -> int:
+    """What all files of pages hold together."""
     total = 0
     for path in root.glob("*/??/*"):
         try:
@@ -203,6 +220,32 @@ def test_a_directory_that_cannot_be_made_is_said_at_start(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file/below cannot be written"):
         FileStore(context(directory=str(tmp_path / "file" / "below")))
+
+
+def test_options_that_cannot_work_are_refused_without_making_anything(tmp_path: Path) -> None:
+    """What ``explain`` and the server ask before weights are read, and in the words of the store itself."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"give a directory with --set kvstore-file\.directory=PATH"):
+        check({"directory": ""})
+    for place in ("file", "file/below", "gone"):
+        with pytest.raises(ConfigError, match=f"{place} cannot be written .* is not a directory"):
+            check({"directory": str(tmp_path / place)})
+    check({"directory": str(tmp_path)})
+    check({"directory": str(tmp_path / "new" / "deep")})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "gone"]
+
+
+def test_a_directory_without_the_right_to_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The right is asked for where pages arrive: of a shared directory that may be ``incoming`` alone."""
+    asked = []
+    monkeypatch.setattr("os.access", lambda path, mode: asked.append(path) or False)
+    with pytest.raises(ConfigError, match=r"cannot be written \(.*permission denied\)"):
+        check({"directory": str(tmp_path / "new")})
+    (tmp_path / "incoming").mkdir()
+    with pytest.raises(ConfigError, match="permission denied"):
+        check({"directory": str(tmp_path)})
+    assert asked == [tmp_path, tmp_path / "incoming"]
 
 
 def test_a_folder_says_what_its_digest_stands_for(bench: StoreBench, tmp_path: Path) -> None:

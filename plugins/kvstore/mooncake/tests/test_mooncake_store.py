@@ -21,6 +21,7 @@ from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStoreContext
 from tokenspeed.testing.kv_store import ServedStoreSuite
 from tokenspeed.testing.kv_store_bench import StoreServer
+from tokenspeed.testing.ports import ReservedPorts
 
 SPEC = tokenspeed_kv_stores()[0]
 
@@ -38,21 +39,12 @@ def missing() -> str:
     return ""
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 class Cluster(StoreServer):
     """A master, and a client process with 64 MB: killing either one loses what was kept."""
 
     def __init__(self, folder: Path) -> None:
-        self.rpc, self.metrics, self.client_port = free_ports(3)
+        self.reserved = ReservedPorts(3)
+        self.rpc, self.metrics, self.client_port = self.reserved.ports
         self.options = {"master": f"127.0.0.1:{self.rpc}"}
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -84,7 +76,7 @@ class Cluster(StoreServer):
                 "-global_segment_size=64 MB",
             )
         )
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not self._takes_pages():
             assert time.monotonic() < end, "the cluster takes no pages"
             time.sleep(0.1)
@@ -137,7 +129,7 @@ class Cluster(StoreServer):
 
 
 def wait_for_port(port: int) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -152,6 +144,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("mooncake"))
     yield cluster
     cluster.kill()
+    cluster.reserved.close()
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import KVNamespace, KVStoreContext
 from tokenspeed.testing.kv_store import ServedStoreSuite
 from tokenspeed.testing.kv_store_bench import StoreServer
+from tokenspeed.testing.ports import ReservedPorts
 from tokenspeed.weights.describe import describe_model
 
 PROGRAM = shutil.which("redis-server")
@@ -34,15 +35,10 @@ SPEC = tokenspeed_kv_stores()[0]
 needs_server = pytest.mark.skipif(PROGRAM is None, reason="needs redis-server: apt-get install redis-server")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Server(StoreServer):
     def __init__(self, folder: Path) -> None:
-        self.port = free_port()
+        self.reserved = ReservedPorts()
+        (self.port,) = self.reserved.ports
         self.options = {"url": f"redis://127.0.0.1:{self.port}/0", "prefix": "test"}
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -55,7 +51,7 @@ class Server(StoreServer):
         arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
         self._process = subprocess.Popen([PROGRAM, *arguments], stdout=subprocess.DEVNULL)
         with self.client() as client:
-            end = time.monotonic() + 20
+            end = time.monotonic() + 60
             while True:
                 try:
                     client.ping()
@@ -96,6 +92,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
+    server.reserved.close()
 
 
 @needs_server
@@ -159,9 +156,16 @@ def test_a_wrong_address_is_refused_without_its_password(url: str) -> None:
     assert caught.value.__suppress_context__
 
 
-def test_the_address_is_shown_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def unused_port() -> Iterator[int]:
+    """A port where nobody listens."""
+    with contextlib.closing(ReservedPorts()) as reserved:
+        yield reserved.ports[0]
+
+
+def test_the_address_is_shown_to_nobody(caplog: pytest.LogCaptureFixture, unused_port: int) -> None:
     """Not in what an engine says of itself, in ``/plugins``, or in the report of its start."""
-    url = f"redis://:s3cret@127.0.0.1:{free_port()}/0"
+    url = f"redis://:s3cret@127.0.0.1:{unused_port}/0"
     config = EngineConfig(
         model="toy",
         kvstore="redis",
@@ -179,7 +183,7 @@ def test_the_address_is_shown_to_nobody(caplog: pytest.LogCaptureFixture) -> Non
     assert assembly.options_of("kv_store")["url"] == url
 
 
-def test_a_server_that_is_not_there_is_no_error_of_the_constructor() -> None:
-    store = RedisStore(context(url=f"redis://127.0.0.1:{free_port()}/0"))
+def test_a_server_that_is_not_there_is_no_error_of_the_constructor(unused_port: int) -> None:
+    store = RedisStore(context(url=f"redis://127.0.0.1:{unused_port}/0"))
     with pytest.raises(redis.ConnectionError):
         store.exists(SPACE, [bytes(16)], 1.0)

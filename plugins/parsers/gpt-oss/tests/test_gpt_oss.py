@@ -26,6 +26,7 @@ def read(text: str, prompt: str = PROMPT) -> Parsed:
 
 class TestTools(ToolParserSuite):
     parser = HarmonyToolParser
+    prompt_tail = "<|start|>assistant"
     markers = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
     samples = (
         Sample(CALL.format("now", "{}"), calls=(("now", {}),), verbatim=("{}",)),

@@ -10,8 +10,9 @@ from tokenspeed_plugin_parsers_kimi.tools import KimiK2ToolParser
 from tokenspeed_plugin_parsers_kimi.xtml import KimiK3ReasoningParser, KimiK3ToolParser
 
 from tokenspeed.interfaces.parser import ParserContext
-from tokenspeed.testing.reasoning_parser import ReasoningParserSuite, ReasoningSample
-from tokenspeed.testing.tool_parser import Sample, ToolParserSuite, parse
+from tokenspeed.interfaces.reasoning import ReasoningContext
+from tokenspeed.testing.reasoning_parser import ReasoningParserSuite, ReasoningSample, separate
+from tokenspeed.testing.tool_parser import Parsed, Sample, ToolParserSuite, parse
 from tokenspeed.testing.tool_parser_gaps import ToolParserGaps
 
 BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -177,3 +178,21 @@ class TestK3Reasoning(ReasoningParserSuite):
         ),
         ReasoningSample("Paris<|close|>response<|sep|>", "", "Paris", plain_prompt),
     )
+
+
+@pytest.mark.parametrize("tail", ["<|open|>", "<|close|>resp", "<|open|>think<|se"])
+def test_a_k3_marker_that_a_limit_cuts_is_no_text(tail: str) -> None:
+    """It is several tokens, the first of which is special, so that no text begins like it."""
+    prompt = '<|open|>message role="assistant"<|sep|><|open|>response<|sep|>'
+    assert separate(KimiK3ReasoningParser(ReasoningContext(prompt_tail=prompt)), [f"Paris{tail}"]) == ("", "Paris")
+    assert parse(KimiK3ToolParser(ParserContext()), ["Paris<|open|>too"]) == Parsed(content="Paris")
+    assert parse(KimiK3ToolParser(ParserContext()), ["a <"]) == Parsed(content="a <")
+
+
+def test_k3_reasoning_is_read_from_the_channel_that_the_last_message_opens() -> None:
+    """Behind a closed thought the answer's channel is none of a turn; a thought of an earlier message opens nothing."""
+    message = '<|open|>message role="assistant"<|sep|>'
+    thought = "<|open|>think<|sep|>hm<|close|>think<|sep|>"
+    assert not KimiK3ReasoningParser(ReasoningContext(prompt_tail=f"<|open|>think<|sep|>{message}")).inside
+    closed = KimiK3ReasoningParser(ReasoningContext(prompt_tail=f"{message}{thought}<|open|>response<|sep|>"))
+    assert "think" not in json.dumps(closed.answer_format({"type": "const_string", "value": "x"}, {}))

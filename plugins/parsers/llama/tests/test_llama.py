@@ -8,6 +8,7 @@ import pytest
 from tokenspeed_plugin_parsers_llama.json_calls import LlamaJsonToolParser
 from tokenspeed_plugin_parsers_llama.pythonic import PythonicToolParser
 
+from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.parser import ParserContext
 from tokenspeed.testing.tool_parser import PLAIN_TEXTS, Parsed, Sample, ToolParserSuite, parse
 from tokenspeed.testing.tool_parser_gaps import ToolParserGaps
@@ -139,3 +140,75 @@ def test_a_comprehension_is_no_call() -> None:
     """A call counts only when a comma or the end of the list follows it."""
     parsed = read(PythonicToolParser, "[f(a=1) for x in y]")
     assert (parsed.finished(), parsed.content) == ([], "[f(a=1) for x in y]")
+
+
+def tool(name: str, parameters: object = None) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def pythonic_tag(parameters: object) -> str:
+    return json.dumps(PythonicToolParser.structural_tag([tool("f", parameters)], required=True, parallel=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("[f(a=1)]", [("f", {"a": 1})]),
+        ("see[f(a=1)]", [("f", {"a": 1})]),
+        ("[g(a=1)]", []),
+        ("[ f(a=1)]", []),
+        (r'[f(a="x\/y\u00fc", b=true, c=None, d=False, e=null)]', [("f", {"a": "x/yü", "b": True, "c": None, "d": False, "e": None})]),
+        ('[f(a={"f(b=": [true, 1e3]}), f()]', [("f", {"a": {"f(b=": [True, 1000.0]}}), ("f", {})]),
+    ],
+)  # fmt: skip
+def test_constrained_lists_begin_with_a_declared_function_and_hold_json(text: str, calls: list) -> None:
+    """That is what the grammar holds the model to: other lists are its text, also where they look like calls, and strings have the escapes of JSON."""
+    ctx = ParserContext(tools=[tool("f")], constrained=True)
+    for pieces in ([text], list(text)):
+        parsed = parse(PythonicToolParser(ctx), pieces)
+        assert parsed.finished() == calls
+        assert calls or parsed.content == text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ({"type": "object", "properties": {"a": {}}, "allOf": [{}]}, "allOf"),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "minProperties"),
+        ({"type": "array"}, "object"),
+        ({"type": "object", "properties": {}, "required": ["a"]}, "'a'"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "#/properties/b"),
+        ({"type": "object", "properties": {"a b": {}}}, "'a b'"),
+        ({"type": "object", "properties": {f"k{at}": {} for at in range(21)}}, "optional arguments"),
+    ],
+)
+def test_what_keyword_arguments_cannot_be_held_to_is_refused_by_its_tool(parameters: dict, why: str) -> None:
+    """The error names the tool's parameters, so that a tool that is not strict can be held to less."""
+    with pytest.raises(GrammarError, match=why) as caught:
+        pythonic_tag(parameters)
+    assert caught.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize("name", ["1st", "-x", "x" * 129])
+def test_a_name_that_python_would_not_take_is_refused(name: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        PythonicToolParser.structural_tag([tool("f"), tool(name)], required=True, parallel=True)
+    assert caught.value.param == "tools[1].function.name"
+
+
+def test_values_take_their_definitions_along_and_truth_is_spelled_as_in_python() -> None:
+    text = pythonic_tag(
+        {
+            "properties": {"a": {"$ref": "#/$defs/x"}, "b": {"type": "boolean", "description": "?"}},
+            "$defs": {"x": {"type": "null"}},
+        }
+    )
+    assert '{"$ref": "#/$defs/x", "$defs": {"x": {"type": "null"}}}' in text
+    assert '"value": "True"' in text
+    assert '"value": "False"' in text
+
+
+def test_text_around_constrained_lists_holds_no_call_that_may_not_be_made() -> None:
+    """A declared function that is not among the allowed ones is no text either."""
+    tag = PythonicToolParser.structural_tag([tool("f"), tool("g")], names=("f",), required=False, parallel=True)
+    assert '"excludes": ["[f(", "[g("]' in json.dumps(tag)

@@ -1,4 +1,7 @@
-"""Attention backend ``torch``: the reference kernels over whatever pages there are. The definition other backends are compared with."""
+"""Attention backend ``torch``: the reference kernels over whatever pages there are. The definition other backends are compared with.
+
+Latents (``mla``) are one KV head whose values are the first part of its keys; their scale is that of the scores and of what comes out.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +21,35 @@ class TorchAttention(AttentionBackend):
         rows = batch.num_extend_rows
         table = batch.page_tables[self.ctx.group_index][:rows]
         starts = batch.query_start[: rows + 1]
-        return reference.extend(
+        out = reference.extend(
             q,
             kv.k,
             kv.v,
             table,
             batch.seq_lens[:rows],
             starts,
-            layer.scale,
+            layer.scale * layer.kv_scale,
             self.ctx.layout.value,
             layer.window,
             layer.softcap,
             layer.sinks,
         )
+        return out if layer.kv_scale == 1.0 else out * layer.kv_scale
 
     def forward_decode(self, q: torch.Tensor, kv: LayerKV, layer: AttentionLayer, batch: ForwardBatch) -> torch.Tensor:
         rows = slice(batch.num_extend_rows, batch.num_rows)
         table = batch.page_tables[self.ctx.group_index][rows]
-        return reference.decode(
+        out = reference.decode(
             q,
             kv.k,
             kv.v,
             table,
             batch.seq_lens[rows],
             batch.decode_width,
-            layer.scale,
+            layer.scale * layer.kv_scale,
             self.ctx.layout.value,
             layer.window,
             layer.softcap,
             layer.sinks,
         )
+        return out if layer.kv_scale == 1.0 else out * layer.kv_scale

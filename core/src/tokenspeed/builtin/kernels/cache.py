@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["stored", "write"]
+__all__ = ["stored", "write", "write_latent"]
 
 
 def stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -29,3 +29,20 @@ def write(
         pages = cache if layout == "NHD" else cache.transpose(1, 2)  # (pages, page_size, Hk, D) either way, a view
         page_size = pages.shape[1]
         pages[slots // page_size, slots % page_size] = stored(new[kept], cache.dtype)
+
+
+def write_latent(
+    latent: torch.Tensor,
+    rope: torch.Tensor,
+    cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    layout: str,
+    scale: float = 1.0,
+) -> None:
+    """Store latent (T, R) and, behind it, rope (T, E), both divided by ``scale``, as rows of ``cache``, pages of one head of R + E."""
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    pages = cache if layout == "NHD" else cache.transpose(1, 2)
+    page_size = pages.shape[1]
+    rows = torch.cat((latent, rope), dim=-1)[kept].float() / scale
+    pages[slots // page_size, slots % page_size, 0] = stored(rows, cache.dtype)

@@ -38,6 +38,7 @@ REFERENCE_KERNELS: tuple[KernelSpec, ...] = (
     _spec("activation", "gelu_tanh_and_mul"),
     _spec("embedding", "lookup"),
     _spec("cache", "write", _KV_CASTS),
+    _spec("cache", "write_latent", _KV_CASTS),
     _spec("attention", "decode", _ATTENTION),
     _spec("attention", "extend", _ATTENTION),
     _spec("sampling", "argmax"),

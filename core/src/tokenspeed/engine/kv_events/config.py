@@ -9,7 +9,7 @@ import msgspec
 from tokenspeed.config import EngineConfig
 from tokenspeed.errors import ConfigError
 
-__all__ = ["LOOPBACK", "KVEventsConfig", "check_kv_events", "kv_events_of", "parse_kv_events_config"]
+__all__ = ["LOOPBACK", "KVEventsConfig", "binds", "check_kv_events", "kv_events_of", "parse_kv_events_config"]
 
 _FLAG = "--kv-events-config"
 #: The largest number that ZeroMQ takes for a queue.
@@ -64,7 +64,7 @@ def parse_kv_events_config(text: str) -> KVEventsConfig:
     for name, least in (("buffer_steps", 1), ("hwm", 0), ("max_queue_size", 1)):
         if not least <= (value := getattr(config, name)) <= _MOST:
             need = f"at least {least}" if value < least else f"at most {_MOST}"
-            raise ConfigError(f"{_FLAG}: {name} is {value}; it must be {need}")
+            raise ConfigError(f"{_FLAG}: {name} is {value}; it must be {need} (accepted: {least} to {_MOST})")
     for name in ("endpoint", "replay_endpoint"):
         address: str | None = getattr(config, name)
         if address is not None and not address.startswith(("tcp://", "ipc://")):
@@ -78,6 +78,11 @@ def parse_kv_events_config(text: str) -> KVEventsConfig:
             f"{_FLAG}: publisher is zmq but no events are recorded; add enable_kv_cache_events, or leave publisher out"
         )
     return config
+
+
+def binds(endpoint: str) -> bool:
+    """Whether the publisher binds an endpoint that is given; otherwise it connects."""
+    return endpoint.startswith("ipc://") or "*" in endpoint or "::" in endpoint
 
 
 def kv_events_of(config: EngineConfig) -> KVEventsConfig | None:

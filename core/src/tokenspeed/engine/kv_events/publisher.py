@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from tokenspeed.engine.kv_events.batching import Record, events_of
-from tokenspeed.engine.kv_events.config import LOOPBACK, KVEventsConfig
+from tokenspeed.engine.kv_events.config import LOOPBACK, KVEventsConfig, binds
 from tokenspeed.engine.kv_events.wire import END, KVEventBatch, encode_batch, number_frame, number_from
 from tokenspeed.engine.rate_limit import RateLimitedLog
 from tokenspeed.errors import ConfigError
@@ -75,7 +75,7 @@ class KVEventPublisher:
         try:
             self._pub = self._context.socket(zmq.PUB)
             self._pub.sndhwm = config.hwm
-            bind = config.endpoint is None or _binds(config.endpoint)
+            bind = config.endpoint is None or binds(config.endpoint)
             self.endpoint = _attach(self._pub, "endpoint", config.endpoint or LOOPBACK, bind=bind)
             if config.replay_endpoint is not None:
                 self._router = self._context.socket(zmq.ROUTER)
@@ -189,7 +189,3 @@ def _attach(socket: zmq.Socket[bytes], field: str, address: str, *, bind: bool) 
         verb = "bound" if bind else "connected to"
         raise ConfigError(f"--kv-events-config: {field} {address} cannot be {verb}: {error}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-
-def _binds(address: str) -> bool:
-    return address.startswith("ipc://") or "*" in address or "::" in address

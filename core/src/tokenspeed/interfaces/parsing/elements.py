@@ -92,6 +92,10 @@ class ElementParser(StateMachine):
 
     # -- outside calls
 
+    @property
+    def outside(self) -> bool:
+        return self.state in (self.on_text, self.on_wrapper)
+
     def on_text(self) -> bool:
         return self._between(self._text_markers)
 

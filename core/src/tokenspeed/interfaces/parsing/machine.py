@@ -74,6 +74,11 @@ class Output:
             self._calls.append((self.count - 1, None, None, self._open))
         self._open.append(text)
 
+    @property
+    def behind_call(self) -> bool:
+        """Whether nothing but markup and white space was told since a call."""
+        return self.count > 0 and self._drop_space
+
     def flush(self) -> None:
         """The text is at its end: white space held back is content."""
         self._content.append(self._space)
@@ -108,6 +113,11 @@ class StateMachine(ToolParser):
     def on_text(self) -> bool:
         """The state outside calls."""
 
+    @property
+    def outside(self) -> bool:
+        """Whether the state is one outside calls, where only what may become markup is held back."""
+        return self.state == self.on_text
+
     def on_end(self) -> None:
         """The text ended in ``state``: tell what is content after all. By default a call that was cut is dropped."""
 
@@ -118,6 +128,9 @@ class StateMachine(ToolParser):
         return self.out.take()
 
     def finish(self) -> ParserDelta:
+        # Directly behind a call, what is held back is markup that a limit cut. Formats without markers hold back plain text as well.
+        if self.outside and self.out.behind_call and (self.announcements or self.ctx.constrained):
+            self.scan.pos = len(self.scan.text)
         self.scan.closed = True
         while self.state():
             pass

@@ -12,7 +12,7 @@ from tokenspeed.interfaces.reasoning import ReasoningContext, ReasoningDelta, Re
 
 __all__ = ["Segments", "TagReasoningParser"]
 
-#: What the markers of turns look like: text of the conversation is not the beginning of the reply.
+#: What the markers of turns look like in most families.
 _TURN = re.compile(r"<[|｜][^<>\n]{1,64}[|｜]>|\[/INST\]|\]~b\]|\[e~\[")
 
 #: Line breaks that models like to write behind the end tag; they are no part of the answer.
@@ -57,6 +57,9 @@ class TagReasoningParser(ReasoningParser):
     #: Further markup of the format, which is neither reasoning nor content.
     around: tuple[str, ...] = ()
 
+    #: What begins a turn of the prompt: a start tag with one behind it stands in the conversation, and is not the beginning of the reply.
+    turn: re.Pattern[str] = _TURN
+
     _tags: Markers
 
     def __init_subclass__(cls) -> None:
@@ -68,7 +71,7 @@ class TagReasoningParser(ReasoningParser):
         super().__init__(ctx)
         marker, behind = last_marker(ctx.prompt_tail, self.markers)
         rest = ctx.prompt_tail[behind:]
-        here = _TURN.search(rest) is None
+        here = self.turn.search(rest) is None
         self._inside = marker == self.start and here
         self._closed = marker == self.end and here  # the block is behind us
         self._drop = 1 if self._inside and not rest else 0  # line breaks to drop: none, one, all (-1)

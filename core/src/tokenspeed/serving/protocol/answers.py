@@ -11,7 +11,16 @@ from tokenspeed.errors import EngineError, RequestError, TokenSpeedError
 from tokenspeed.serving.generation import Choice, Delta, TokenEntry
 from tokenspeed.serving.tokenizer import Tokenizer
 
-__all__ = ["chat_logprobs", "error_body", "error_status", "finite", "raise_failed", "token_text", "usage"]
+__all__ = [
+    "chat_logprobs",
+    "error_body",
+    "error_status",
+    "finite",
+    "raise_failed",
+    "request_stats",
+    "token_text",
+    "usage",
+]
 
 
 def error_status(error: Exception) -> int:
@@ -50,11 +59,12 @@ def usage(choices: Sequence[Choice], n: int, *, running: bool = False) -> dict[s
         "prompt_tokens_details": {"cached_tokens": sum(max(choice.cached_tokens, 0) for choice in firsts)},
     }
     if not running:
-        body["request_stats"] = [_request_stats(choice) for choice in choices if choice.stats is not None]
+        body["request_stats"] = [request_stats(choice) for choice in choices if choice.stats is not None]
     return body
 
 
-def _request_stats(choice: Choice) -> dict[str, Any]:
+def request_stats(choice: Choice) -> dict[str, Any]:
+    """An entry of ``request_stats``: plain JSON of a choice that has ended with figures; times in ms, to the microsecond."""
     assert choice.stats is not None
     stats = msgspec.structs.asdict(choice.stats)
     cached = max(choice.cached_tokens, 0)

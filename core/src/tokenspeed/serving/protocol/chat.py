@@ -9,6 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from tokenspeed.errors import RequestError
+from tokenspeed.interfaces.parser import ToolParser
+from tokenspeed.serving.history_ids import rewrite_ids
 from tokenspeed.serving.protocol.parse import Refused, parse_object
 from tokenspeed.serving.protocol.sampling import REFUSED_SAMPLING, Limits, SamplingFields
 
@@ -20,6 +22,7 @@ __all__ = [
     "conversation",
     "parse_chat",
     "tools_of",
+    "turns_of",
 ]
 
 _MIN_ENTRIES = 1024
@@ -170,15 +173,34 @@ def tools_of(request: ChatRequest) -> list[dict[str, Any]]:
     """
     if len(request.tools) > _MAX_TOOLS:
         raise RequestError(f"tools: at most {_MAX_TOOLS}, got {len(request.tools)}", param="tools")
+    first: dict[str, int] = {}
     for at, tool in enumerate(request.tools):
         prefix = f"tools[{at}]."
         function = parse_object(
             parse_object(tool, FunctionTool, {}, prefix).function, Function, {}, f"{prefix}function."
         )
+        if first.setdefault(function.name, at) != at:  # no reader of a call could tell whose arguments it has
+            param = f"{prefix}function.name"
+            raise RequestError(f"{param}: tools[{first[function.name]}] has this name", param=param)
         if not isinstance((function.parameters or {}).get("properties", {}), dict):
             param = f"{prefix}function.parameters"
             raise RequestError(f"{param}: a JSON schema's properties are an object", param=param)
     return request.tools
+
+
+def turns_of(
+    request: ChatRequest, limits: Limits, parser: type[ToolParser] | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages and the tools of a request, checked, as a renderer takes them: what the server and ``tokenspeed.LLM`` do with them alike.
+
+    Args:
+        parser: of the model's tool calls, whose ids the calls of the past get; ``None`` leaves them as they are.
+
+    Raises:
+        RequestError: as ``tools_of`` and ``conversation``.
+    """
+    tools, messages = tools_of(request), conversation(request, limits)
+    return (messages if parser is None else rewrite_ids(messages, parser)), tools
 
 
 def conversation(request: ChatRequest, limits: Limits) -> list[dict[str, Any]]:

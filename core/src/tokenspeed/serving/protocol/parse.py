@@ -47,7 +47,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         field = _not_finite(body)
         if field is not None:
-            raise RequestError(f"{field}: must be a finite number", param=field, code="invalid_json") from error
+            raise RequestError(f"{field}: every number must be finite", param=field, code="invalid_json") from error
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
@@ -55,7 +55,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def _not_finite(body: bytes) -> str | None:
-    """The field that holds NaN, Infinity or a number too large for a double, which are no JSON but what some clients write."""
+    """The field that is or holds NaN, Infinity or a number too large for a double, which are no JSON but what some clients write."""
     if len(body) > _SECOND_LOOK_BYTES:
         return None
     try:
@@ -63,7 +63,17 @@ def _not_finite(body: bytes) -> str | None:
     except (ValueError, RecursionError):
         return None
     fields = value.items() if isinstance(value, dict) else ()
-    return next((name for name, field in fields if isinstance(field, float) and not math.isfinite(field)), None)
+    return next((name for name, field in fields if _holds_not_finite(field)), None)
+
+
+def _holds_not_finite(value: Any) -> bool:
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            return True
+        left.extend(one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
+    return False
 
 
 def parse_object(value: Mapping[str, Any], kind: type[_T], refused: Mapping[str, Refused], prefix: str = "") -> _T:

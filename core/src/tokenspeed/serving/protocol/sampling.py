@@ -29,6 +29,8 @@ _MAX_STOPS = 64
 _MAX_STOP_CHARS = 4096
 _MAX_BIASES = 1024
 _MAX_STOP_IDS = 1024
+#: A logit is divided by it or multiplied with it: what is far from 1 leaves no finite numbers.
+_PENALTIES = (0.01, 100.0)
 _INT64 = Meta(ge=-(2**63), le=2**63 - 1)
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -71,7 +73,9 @@ class SamplingFields(msgspec.Struct, kw_only=True, frozen=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[
+        float, Meta(extra_json_schema={"minimum": _PENALTIES[0], "maximum": _PENALTIES[1]})
+    ] = 1.0
     seed: Annotated[int, _INT64] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = []
@@ -168,6 +172,12 @@ def sampling_params(
         raise RequestError(
             f"{logprobs_field}: at most {limits.max_logprobs} alternatives per token", param=logprobs_field
         )
+    low, high = _PENALTIES
+    if not low <= fields.repetition_penalty <= high:
+        raise RequestError(
+            f"repetition_penalty: must lie in {low:g}..{high:g}, got {fields.repetition_penalty:g}",
+            param="repetition_penalty",
+        )
     if len(fields.stop_token_ids) > _MAX_STOP_IDS:
         raise RequestError(f"stop_token_ids: at most {_MAX_STOP_IDS}", param="stop_token_ids")
     for token in fields.stop_token_ids:
@@ -212,6 +222,8 @@ def _biases(given: dict[str, float], limits: Limits) -> tuple[tuple[int, float],
             raise RequestError(
                 f"logit_bias: the bias of {token} must lie in -100..100, got {bias:g}", param="logit_bias"
             )
+        if token in biases:
+            raise RequestError(f"logit_bias: token {token} is named twice", param="logit_bias")
         biases[token] = bias
     return tuple(biases.items())
 

@@ -20,8 +20,7 @@ from tokenspeed.serving.choice_text import ChoiceText, parser_context
 from tokenspeed.serving.constraint import Constraint, HeldCalls, chat_grammar, check_fields
 from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
 from tokenspeed.serving.generation import GenerationRequest
-from tokenspeed.serving.history_ids import rewrite_ids
-from tokenspeed.serving.protocol.chat import ChatRequest, conversation, parse_chat, tools_of
+from tokenspeed.serving.protocol.chat import ChatRequest, parse_chat, turns_of
 from tokenspeed.serving.protocol.sampling import (
     Limits,
     check_context,
@@ -56,6 +55,7 @@ async def chat_completions(request: HttpRequest) -> Response[Any]:
 async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any], size: int) -> ChatJob:
     body = parse_chat(value)
     context.check_model(body.model)
+    context.check_text()
     options, limits = parse_stream_options(body), context.limits
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = sampling_params(
@@ -66,10 +66,8 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         logprobs_field="top_logprobs",
     )
     session = context.session_of(http, body.session_id, body.retain_s, salt=body.cache_salt, choices=body.n)
-    stops, tools, messages = stop_strings(body), tools_of(body), conversation(body, limits)
-    parser = context.tool_parser
-    if parser is not None:
-        messages = rewrite_ids(messages, parser)
+    parser, stops = context.tool_parser, stop_strings(body)
+    messages, tools = turns_of(body, limits, parser)
     choice = tool_choice_of(body.tool_choice, [tool["function"]["name"] for tool in tools])
     if choice.active and parser is None:
         raise RequestError(

@@ -39,9 +39,13 @@ class ChatJob:
     looks_for_calls: bool = False
 
     def ended(self, delta: Delta) -> None:
-        """The last piece of a choice was read: a session whose answer calls no tool waits for none, and its pages are given back."""
+        """The last piece of a choice was read: a session whose answer calls no tool waits for none, and its pages are given back.
+
+        What was aborted or failed is no answer: the pages that were kept before it stay.
+        """
         called = delta.finish == "stop" and self.texts[delta.choice.index].called
-        if self.looks_for_calls and self.request.session.retain_us and not called:
+        answered = delta.finish in ("stop", "length")
+        if self.looks_for_calls and self.request.session.retain_us and answered and not called:
             self.context.llm.release_session(self.request.session)
 
     def finish_reason(self, delta: Delta) -> str:

@@ -80,6 +80,7 @@ class _Job:
 async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any]) -> _Job:
     body = parse_completion(value)
     context.check_model(body.model)
+    context.check_text()
     options = parse_stream_options(body)
     limits = context.limits
     logprobs = -1 if body.logprobs is None else body.logprobs

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
 from litestar import Response, get, post
 
 from tokenspeed import __version__
-from tokenspeed.errors import RequestError
+from tokenspeed.errors import EngineError, RequestError
+from tokenspeed.messages import EngineStats, as_named
 from tokenspeed.serving.body import read_json
 from tokenspeed.serving.context import HttpRequest, context_of
 from tokenspeed.serving.protocol.parse import parse_object
@@ -16,8 +18,12 @@ from tokenspeed.serving.protocol.parse import parse_object
 __all__ = ["AbortBody", "abort", "flush_cache", "get_model_info", "get_server_info", "plugins"]
 
 
+#: How long ``/get_server_info`` waits for the first figures of an engine that has told none.
+_STATS_S = 2.0
+
+
 class AbortBody(msgspec.Struct, kw_only=True, frozen=True):
-    """``rid``: the id of an answer (``chatcmpl-...``); ``abort_all``: every request."""
+    """``rid``: the id of an answer (``chatcmpl-...``), or what its client gave as ``X-Request-Id``; ``abort_all``: every request."""
 
     rid: str | None = None
     abort_all: bool = False
@@ -28,7 +34,12 @@ async def get_server_info(request: HttpRequest) -> dict[str, Any]:
     """Effective settings, the engine's description and its current statistics."""
     context = context_of(request)
     client = context.llm.client
-    info = msgspec.structs.asdict(client.info) if client.info is not None else {}
+    if (
+        client.stats is None and client.ready and not client.hung
+    ):  # the engine tells them as they change, and nothing has happened yet
+        with contextlib.suppress(EngineError):
+            await client.control("stats", _STATS_S)
+    info = {} if client.info is None else as_named(client.info)
     info.pop("plan", None)
     return {
         "version": __version__,
@@ -36,8 +47,16 @@ async def get_server_info(request: HttpRequest) -> dict[str, Any]:
         "model_names": list(context.model_names),
         **context.server_info,
         "engine": info,
-        "stats": msgspec.structs.asdict(client.stats) if client.stats is not None else {},
+        "stats": {} if client.stats is None else _stats(client.stats),
     }
+
+
+def _stats(stats: EngineStats) -> dict[str, Any]:
+    shown: dict[str, Any] = as_named(stats)
+    if stats.tiers is not None:
+        loads, saves = stats.tiers.store_up
+        shown["tiers"]["store_up"] = {"loads": loads, "saves": saves}
+    return shown
 
 
 @get("/get_model_info")

@@ -101,6 +101,7 @@ class _Job:
 
 
 async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, Any]) -> _Job:
+    _check_single(value)
     body = parse_object(value, GenerateBody, {})
     context.check_model(body.model)
     given = {name: field for name, field in body.sampling_params.items() if field is not None}
@@ -162,6 +163,21 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         session=session,
     )
     return _Job(context, body, request)
+
+
+def _check_single(value: dict[str, Any]) -> None:
+    """Raises ``RequestError`` for lists of prompts, which other servers' native routes take."""
+    ids = value.get("input_ids")
+    for name, several in (
+        ("text", isinstance(value.get("text"), list)),
+        ("input_ids", isinstance(ids, list) and bool(ids) and isinstance(ids[0], list)),
+    ):
+        if several:
+            raise RequestError(
+                f"{name}: one prompt a request; send one request for each, or ask /v1/completions, which takes a list of prompts",
+                param=name,
+                code="invalid_type",
+            )
 
 
 def _logprob(token: int, found: TokenLogprobs | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from tokenspeed.errors import RequestError
 from tokenspeed.serving.body import read_json
-from tokenspeed.serving.context import HttpRequest, context_of
+from tokenspeed.serving.context import HttpRequest, check_header, context_of
 from tokenspeed.serving.protocol.parse import parse_object
 from tokenspeed.serving.protocol.sessions import check_session_id, session_number
 
@@ -43,6 +43,7 @@ async def _ask(request: HttpRequest, method: str) -> dict[str, Any]:
     session_id = str(request.path_params["session_id"])
     check_session_id(session_id)
     value, _ = await read_json(request, empty_is={})
+    check_header(request, "X-Cache-Salt")
     body, header = parse_object(value, SessionBody, {}), request.headers.get("x-cache-salt")
     salt = (body.cache_salt or "").encode()
     if header is not None:

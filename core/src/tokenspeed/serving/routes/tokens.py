@@ -11,7 +11,7 @@ from litestar import post
 from tokenspeed.errors import RequestError
 from tokenspeed.serving.body import read_json
 from tokenspeed.serving.context import HttpRequest, context_of
-from tokenspeed.serving.protocol.chat import ChatRequest, check_template_kwargs, conversation, tools_of
+from tokenspeed.serving.protocol.chat import ChatRequest, check_template_kwargs, turns_of
 from tokenspeed.serving.protocol.completions import check_ids
 from tokenspeed.serving.protocol.parse import parse_object
 from tokenspeed.serving.rendering import rendered
@@ -47,6 +47,7 @@ async def tokenize(request: HttpRequest) -> dict[str, Any]:
     value, size = await read_json(request)
     body = parse_object(value, TokenizeRequest, {})
     context.check_model(body.model)
+    context.check_text()
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", param="prompt")
     check_template_kwargs(body.chat_template_kwargs)
@@ -57,11 +58,12 @@ async def tokenize(request: HttpRequest) -> dict[str, Any]:
         template = llm.tokenizer.template_for(bool(body.tools))
         if template is None or not body.messages:
             raise RequestError("messages: there are none, or the model has no chat template", param="messages")
+        messages, tools = turns_of(chat, context.limits, context.tool_parser)
         render = partial(
             rendered,
             template,
-            conversation(chat, context.limits),
-            tools=tools_of(chat) or None,
+            messages,
+            tools=tools or None,
             add_generation_prompt=body.add_generation_prompt,
             extra=body.chat_template_kwargs,
         )
@@ -82,6 +84,7 @@ async def detokenize(request: HttpRequest) -> dict[str, str]:
     value, size = await read_json(request)
     body = parse_object(value, DetokenizeRequest, {})
     context.check_model(body.model)
+    context.check_text()
     check_ids(body.tokens, context.limits, "tokens")
     decode = partial(context.llm.tokenizer.decode, body.tokens, skip_special_tokens=body.skip_special_tokens)
     return {"prompt": await context.llm.off_loop(size, decode)}

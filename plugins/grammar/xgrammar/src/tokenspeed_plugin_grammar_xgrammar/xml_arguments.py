@@ -16,6 +16,7 @@ from tokenspeed_plugin_grammar_xgrammar.keywords import child
 from tokenspeed_plugin_grammar_xgrammar.limits import MAX_WHITE_SPACE, refuse
 from tokenspeed_plugin_grammar_xgrammar.regex import NOTHING, Chars, Repeat, render, restrict
 from tokenspeed_plugin_grammar_xgrammar.regex_parser import parse
+from tokenspeed_plugin_grammar_xgrammar.values import json_type
 
 __all__ = ["STYLES", "arguments"]
 
@@ -25,19 +26,24 @@ Core = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one argument is written: ``before`` its name, ``between`` name and value, and ``close``; ``lines``: line ends may stand around the value."""
+    """How one argument is written: ``before`` its name, ``between`` name and value, and ``close``.
+
+    ``lines``: line ends may stand around the value. ``typed``: ``between`` says whether the value is text (``{text}``: true or false), or its JSON type
+    (``{kind}``).
+    """
 
     before: str
     between: str
     close: str
     lines: bool = False
-    typed: bool = False  # says whether the value is text or JSON
+    typed: bool = False
 
 
 STYLES = {
     "qwen_xml": Style("<parameter=", ">", "</parameter>", lines=True),
     "minimax_xml": Style('<parameter name="', '">', "</parameter>"),
     "deepseek_xml": Style('<｜DSML｜parameter name="', '" string="{text}">', "</｜DSML｜parameter>", typed=True),
+    "kimi_k3_xml": Style('<|open|>argument key="', '" type="{kind}"<|sep|>', "<|close|>argument<|sep|>", typed=True),
     "glm_xml": Style("<arg_key>", "</arg_key>{line}<arg_value>", "</arg_value>"),
 }
 
@@ -45,6 +51,14 @@ _LINE: Format = {"type": "optional", "content": {"type": "const_string", "value"
 _NAME = re.compile(r"[^<>\"\s][^<>\"\n]*")
 #: What a bounded string may hold: nothing that begins a tag, no line end.
 _INLINE = charsets.intersect(charsets.TEXT, charsets.invert(charsets.merge([(0, 0x1F), (0x3C, 0x3C)])))
+#: Any value that is not text, by its type as formats name it.
+_OTHERS: dict[str, Core] = {
+    "number": {"type": "number"},
+    "boolean": {"type": "boolean"},
+    "null": {"type": "null"},
+    "array": {"type": "array", "items": {}},
+    "object": {"type": "object", "properties": {}, "required": [], "additionalProperties": {}},
+}
 _STARTS = {"array": "[", "object": "{", "integer": "-0123456789", "number": "-0123456789", "boolean": "tf", "null": "n"}
 
 
@@ -108,24 +122,28 @@ class _Arguments:
 
     def argument(self, name: Format, core: Core, path: str) -> Format:
         """One argument, up to its closing tag."""
-        texts, others = self.values(core, path)
-        style, forms = self.style, []
-        for is_text, values in ((True, texts), (False, others)) if style.typed else ((True, texts + others),):
-            if values:
-                between = style.between.replace("{text}", "true" if is_text else "false")
-                head, _, tail = between.partition("{line}")
-                middle = [_const(head), _LINE, _const(tail)] if tail else [_const(head)]
-                forms.append(_sequence([_const(style.before), name, *middle, _one_of(values)]))
+        style = self.style
+        by_between: dict[str, list[Format]] = {}
+        for kind, value in self.values(core, path):
+            between = style.between.replace("{text}", "true" if kind == "string" else "false").replace("{kind}", kind)
+            by_between.setdefault(between, []).append(value)
+        forms = []
+        for between, values in by_between.items():
+            head, _, tail = between.partition("{line}")
+            middle = [_const(head), _LINE, _const(tail)] if tail else [_const(head)]
+            forms.append(_sequence([_const(style.before), name, *middle, _one_of(values)]))
         return _one_of(forms)
 
-    def values(self, core: Core, path: str) -> tuple[list[Format], list[Format]]:
-        """Formats of text values and of JSON values, each with the closing tag."""
+    def values(self, core: Core, path: str) -> list[tuple[str, Format]]:
+        """Formats of the values with their JSON types, texts first, each with the closing tag."""
         options = self.resolved(core)
         if {} in options:
-            everything = self.closed({"type": "any_text"}), self.json({})
-            return ([everything[0]], [everything[1]]) if self.style.typed else ([everything[0]], [])
-        texts: list[Format] = []
-        others: list[Format] = []
+            text = [("string", self.closed({"type": "any_text"}))]
+            if not self.style.typed:
+                return text
+            return text + [(kind, self.json(any_of_it)) for kind, any_of_it in _OTHERS.items()]
+        texts: list[tuple[str, Format]] = []
+        others: list[tuple[str, Format]] = []
         taken = "".join(
             _STARTS[option["type"]] for option in options if len(option) > 1 and option.get("type") in _STARTS
         )
@@ -133,16 +151,17 @@ class _Arguments:
             if "enum" in option:
                 for value in option["enum"]:
                     if not isinstance(value, str):
-                        others.append(self.closed(_const(json.dumps(value, ensure_ascii=False)), lines=True))
+                        written = self.closed(_const(json.dumps(value, ensure_ascii=False)), lines=True)
+                        others.append((_kind(json_type(value)), written))
                     elif self.style.close not in value and value.strip("\n") == value:
-                        texts.append(self.closed(_const(value), lines=True))
+                        texts.append(("string", self.closed(_const(value), lines=True)))
             elif option.get("type") == "string":
-                texts.append(self.text(option, taken, path))
+                texts.append(("string", self.text(option, taken, path)))
             else:
-                others.append(self.json(option))
+                others.append((_kind(option["type"]), self.json(option)))
         if not texts and not others:
             raise refuse(path, "none of its values can be written in this tool format")
-        return texts, others
+        return texts + others
 
     def text(self, core: Core, taken: str, path: str) -> Format:
         """A string's characters as they are."""
@@ -180,6 +199,10 @@ class _Arguments:
         if lines and self.style.lines:
             content = _sequence([_LINE, content, _LINE])
         return {"type": "tag", "begin": "", "content": content, "end": self.style.close}
+
+
+def _kind(kind: str) -> str:
+    return "number" if kind == "integer" else kind
 
 
 def _const(value: str) -> Format:

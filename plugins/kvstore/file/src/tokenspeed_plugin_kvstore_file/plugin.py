@@ -8,8 +8,12 @@ from tokenspeed.plugins import KVStoreSpec, OptionSpec, hookimpl
 @hookimpl
 def tokenspeed_kv_stores() -> list[KVStoreSpec]:
     """The store."""
-    target = "tokenspeed_plugin_kvstore_file.store:FileStore"
-    return [KVStoreSpec(name="file", target=target, description="a local directory that many processes may share")]
+    package, text = "tokenspeed_plugin_kvstore_file", "a local directory that many processes may share"
+    return [
+        KVStoreSpec(
+            name="file", target=f"{package}.store:FileStore", checker=f"{package}.place:check", description=text
+        )
+    ]
 
 
 @hookimpl

@@ -14,10 +14,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kvstore import Frame, KVNamespace, KVStore, KVStoreContext
 from tokenspeed_plugin_kvstore_file.access import Access
 from tokenspeed_plugin_kvstore_file.eviction import Cap
+from tokenspeed_plugin_kvstore_file.place import INCOMING, root_of, unwritable
 
 __all__ = ["FileStore"]
 
@@ -30,13 +30,10 @@ class FileStore(KVStore):
 
     def __init__(self, ctx: KVStoreContext) -> None:
         super().__init__(ctx)
-        given = str(ctx.options.get("directory", ""))
-        if not given:
-            raise ConfigError("KV store file: give a directory with --set kvstore-file.directory=PATH")
-        self._root = Path(given).expanduser().absolute()
+        self._root = root_of(ctx.options)
         self._fsync = bool(ctx.options.get("fsync", False))
         self._access = Access(group=bool(ctx.options.get("group", False)))
-        self._incoming = self._root / "incoming"
+        self._incoming = self._root / INCOMING
         try:
             self._access.make_folder(self._root)
             self._access.make_folder(self._incoming)
@@ -44,10 +41,7 @@ class FileStore(KVStore):
             os.close(self._access.open(probe, os.O_CREAT | os.O_WRONLY))
             probe.unlink()
         except OSError as error:
-            raise ConfigError(
-                f"KV store file: {self._root} cannot be written ({error.strerror or error}); "
-                "give another directory with --set kvstore-file.directory=PATH"
-            ) from error
+            raise unwritable(self._root, error.strerror or str(error)) from error
         self._cap = Cap(self._root, int(ctx.options.get("size_mb", 10240)) << 20, self._access)
         self._names = itertools.count()
 

@@ -7,9 +7,10 @@ from tokenspeed.plugins import KVStoreSpec, OptionSpec, hookimpl
 
 @hookimpl
 def tokenspeed_kv_stores() -> list[KVStoreSpec]:
-    """The store. Two distributions bring its library, so neither can be required by name: the constructor says what is missing."""
+    """The store. Several distributions bring its library; what of the system that one lacks in turn the constructor says."""
     target, text = "tokenspeed_plugin_kvstore_mooncake.store:MooncakeStore", "the memory of a Mooncake cluster"
-    return [KVStoreSpec(name="mooncake", target=target, description=text)]
+    needs = ("import:mooncake of mooncake-transfer-engine or mooncake-transfer-engine-non-cuda",)
+    return [KVStoreSpec(name="mooncake", target=target, requires=needs, description=text)]
 
 
 @hookimpl

@@ -83,8 +83,10 @@ class HarmonyReader:
             self._emit(Event.CONTENT, "".join(self._parts))
 
     def end_reasoning(self) -> None:
-        """What is still to come in this message is content."""
+        """Tell what is held back; what is still to come in this message is content."""
         if self._state == self._body:
+            self._emit(self._kind, self._scan.text[self._scan.pos :])
+            self._scan.pos = len(self._scan.text)
             self._kind = Event.CONTENT
 
     def _begin_from(self, prompt_tail: str) -> None:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.parser import ParserContext
-from tokenspeed.interfaces.parsing import LiteralStream, Progress, StateMachine, partial, quote
+from tokenspeed.interfaces.parsing import (
+    JsonStream,
+    LiteralStream,
+    Markers,
+    Progress,
+    StateMachine,
+    partial,
+    quote,
+    structural,
+)
+from tokenspeed_plugin_parsers_llama.keywords import KEYWORD, keywords
 
 __all__ = ["PythonicToolParser"]
 
@@ -36,6 +49,9 @@ class PythonicToolParser(StateMachine):
 
     A list is one of calls if it stands at the beginning or behind white space and begins with ``name(keyword=`` or ``name()``. Values must be
     literals; nothing is evaluated. A call is complete when a comma or the end of the list follows it; one that breaks becomes content.
+
+    Where calls are constrained, a list is one of calls if it begins with the name of a declared function, and nothing else is; values are JSON, or Python's
+    words for truth values and nothing.
     """
 
     needs_special_tokens = True
@@ -46,9 +62,43 @@ class PythonicToolParser(StateMachine):
         self._raw: list[str] = []  # text of the call so far, should it become content
         self._keys: set[str] = set()
         self._skip = False  # a keyword that was given before
-        self._value = LiteralStream()
+        self._value: LiteralStream | JsonStream | None = (
+            None  # the one being read; which kind its first character tells
+        )
+        self._exact: Markers | None = None
+        if ctx.constrained:
+            self._exact = Markers((*map(_head, _declared(ctx.tools)), *_AROUND))
+
+    @classmethod
+    def structural_tag(
+        cls, tools: Sequence[Mapping[str, Any]], *, names: Sequence[str] | None = None, required: bool, parallel: bool
+    ) -> Mapping[str, Any] | None:
+        """One list, or text with lists in it; the markers of Llama 4 may stand around a list."""
+        places: dict[str, int] = {}
+        for at, name in enumerate(_declared(tools)):
+            places.setdefault(name, at)
+        called = structural.functions(tools, names, keys=KEYWORD)
+        calls = {
+            "type": "tags_with_separator",
+            "tags": [_call_tag(name, parameters, f"tools[{places[name]}].function") for name, parameters in called],
+            "separator": ", ",
+            "at_least_one": True,
+            "stop_after_first": not parallel,
+        }
+        around = [{"type": "optional", "content": structural.const(marker)} for marker in _AROUND[:2]]
+        row = structural.sequence(around[0], structural.const("["), calls, structural.const("]"), around[1])
+        if required:
+            return structural.structural_tag(row)
+        text = structural.text(*map(_head, places))
+        if not parallel:
+            return structural.structural_tag(structural.sequence(text, {"type": "optional", "content": row}))
+        return structural.structural_tag(
+            structural.sequence({"type": "star", "content": structural.sequence(text, row)}, text)
+        )
 
     def on_text(self) -> bool:
+        if self._exact is not None:
+            return self._exact_text(self._exact)
         scan = self.scan
         match = _HEAD.search(scan.text, scan.pos)
         begin = match.start() if match else len(scan.text)
@@ -70,6 +120,17 @@ class PythonicToolParser(StateMachine):
             scan.pos = match.end()
             return True
         return False
+
+    def _exact_text(self, heads: Markers) -> bool:
+        """As ``on_text``, where what begins a list is known."""
+        text, marker = self.scan.until(heads)
+        self._tell(text)
+        if marker in _AROUND:
+            self.out.markup()
+        elif marker:
+            self.scan.pos -= len(marker) - 1
+            self._raw, self.state = ["["], self.on_list
+        return bool(marker)
 
     def _tell(self, text: str) -> None:
         if text:
@@ -137,7 +198,7 @@ class PythonicToolParser(StateMachine):
         if not token:
             return self._to_content()
         self._begin_argument(token[:-1].strip())
-        self._value, self.state = LiteralStream(), self.on_value
+        self._value, self.state = None, self.on_value
         return True
 
     def _begin_argument(self, key: str) -> None:
@@ -150,6 +211,9 @@ class PythonicToolParser(StateMachine):
         begin = self.scan.pos
         if self.scan.empty:
             return False
+        if self._value is None:
+            json = self.ctx.constrained and self.scan.peek() not in "TFN"
+            self._value = JsonStream() if json else LiteralStream()
         told, self.scan.pos = self._value.feed(self.scan.text, begin)
         self._raw.append(self.scan.text[begin : self.scan.pos])
         if not self._skip:
@@ -198,6 +262,27 @@ class PythonicToolParser(StateMachine):
         self._raw = []
         self.state = self.on_text
         return True
+
+
+def _declared(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [tool.get("function", tool)["name"] for tool in tools]
+
+
+def _head(name: str) -> str:
+    """What begins a list whose first call is one of this function."""
+    return f"[{name}("
+
+
+def _call_tag(name: str, parameters: structural.Format, param: str) -> structural.Format:
+    if not re.fullmatch(_NAME, name):
+        raise GrammarError(
+            f"{param}.name: calls of {name[:40]!r} cannot be written in Python's form; begin it with a letter",
+            param=f"{param}.name",
+        )
+    inside = keywords(parameters, f"{param}.parameters")
+    if inside is None:
+        return structural.tag(f"{name}(", structural.const(")"), "")
+    return structural.tag(f"{name}(", inside, ")")
 
 
 _GROWING = re.compile(rf"(?:{_NAME}|{_KEYWORD}{_SPACE})\Z")

@@ -1,0 +1,116 @@
+"""Every kernel compiles for each architecture it is meant for, without a device; NVIDIA's tilings fit a multiprocessor."""
+
+import pytest
+import triton
+import triton.language as tl
+from tokenspeed_plugin_attention_mla import attend, pack, ragged
+from tokenspeed_plugin_attention_mla.work import TILES, TILES_FP8, TILES_ROCM
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TARGETS = {
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+}
+BF, F32, I32 = "*bf16", "*fp32", "*i32"
+ATTEND = {
+    "q_ptr": BF, "c_ptr": BF, "table_ptr": I32, "seq_ptr": I32, "start_ptr": I32, "item_ptr": I32, "range_ptr": I32, "out_ptr": BF, "acc_ptr": F32,
+    "ml_ptr": F32, "heads": "i32", "part_stride": "i32", "table_stride": "i32", "s_page": "i32", "scale": "fp32", "out_scale": "fp32",
+}  # fmt: skip
+ALIGNED = (
+    "q_ptr", "c_ptr", "out_ptr", "acc_ptr", "ml_ptr", "heads", "part_stride", "s_page", "kn_ptr", "kr_ptr", "v_ptr", "s_q", "s_kn", "s_kr", "s_v", "s_out",
+)  # fmt: skip
+
+
+def attend_case(tiling, page, fp8):
+    constants = {
+        "BLOCKS": 2, "RANK": 512, "ROPE": 64, "PAGE": page, "BM": tiling.queries, "BN": tiling.latents, "STEP": 576, "SWAP": tiling.swap,
+        "IN_PAGE": page % tiling.latents == 0, "COMPUTE": tl.float16 if fp8 else tl.bfloat16,
+    }  # fmt: skip
+    return attend.attend_items, {**ATTEND, "c_ptr": "*fp8e4nv" if fp8 else BF}, constants, tiling
+
+
+def attend_cases(prefix, wide, narrow):
+    return {
+        f"{prefix} {tiling.queries} queries, page {page}{', fp8' if fp8 else ''}": attend_case(tiling, page, fp8)
+        for tiles, page, fp8 in ((wide, 64, False), (wide, 16, False), (narrow, 64, True))
+        for tiling in tiles
+    }
+
+
+NVIDIA, AMD = attend_cases("NVIDIA's", TILES, TILES_FP8), attend_cases("AMD's", TILES_ROCM, TILES_ROCM)
+OTHERS = {
+    "merge": (
+        attend.merge_parts,
+        {"acc_ptr": F32, "ml_ptr": F32, "part_ptr": I32, "out_ptr": BF, "out_scale": "fp32"},
+        {"QUERIES": 16, "RANK": 512, "BP": 8, "PDL": True},
+        None,
+    )
+} | {
+    f"pack to {to}": (
+        pack.pack_rows,
+        {
+            "c_ptr": BF, "r_ptr": BF, "cache_ptr": to, "slot_ptr": "*i64", "tokens": "i32", "s_c": "i32", "s_r": "i32", "s_page": "i32", "s_pos": "i32",
+            "page_size": "i32", "scale": "fp32",
+        },
+        {"RANK": 512, "ROPE": 64, "BR": 512, "BE": 64, "BT": 4, "SCALED": True, "PDL": True},
+        None,
+    )
+    for to in (BF, "*fp8e4nv")
+} | {
+    f"gather of {of}": (
+        ragged.gather_latents,
+        {
+            "c_ptr": of, "table_ptr": I32, "kv_start_ptr": I32, "out_ptr": BF, "table_stride": "i32", "s_page": "i32", "page_size": "i32",
+            "scale": "fp32",
+        },
+        {"DIM": 576, "BD": 1024, "BT": 16, "SCALED": True},
+        None,
+    )
+    for of in (BF, "*fp8e4nv")
+} | {
+    f"heads of {tile} tokens": (
+        ragged.attend_heads,
+        {
+            "q_ptr": BF, "kn_ptr": BF, "kr_ptr": BF, "v_ptr": BF, "start_ptr": I32, "kv_start_ptr": I32, "item_ptr": I32, "out_ptr": BF,
+            **dict.fromkeys(("s_q", "s_kn", "s_kr", "s_v", "s_out"), "i32"), "scale": "fp32",
+        },
+        {"NOPE": 128, "ROPE": 64, "DV": 128, "BM": tile, "BN": 64},
+        None,
+    )
+    for tile in (64, 128)
+}  # fmt: skip
+
+
+KERNELS = {**NVIDIA, **AMD, **OTHERS}
+CASES = [
+    (kernel, target)
+    for target in TARGETS
+    for kernel in ((NVIDIA if target.startswith("sm") else AMD) | OTHERS)
+    if kernel != ("heads of 64 tokens" if target.startswith("sm") else "heads of 128 tokens")
+]
+
+
+@pytest.mark.parametrize(("kernel", "target"), CASES)
+def test_kernel_compiles_without_a_device(kernel, target):
+    fn, signature, constants, tiling = KERNELS[kernel]
+    nvidia = target.startswith("sm")
+    if "PDL" in constants:  # NVIDIA's alone
+        constants = {**constants, "PDL": nvidia}
+    aligned = {(fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in ALIGNED if name in signature}
+    source = ASTSource(fn, {**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants, attrs=aligned)
+    # said outright: Triton 3.9 warns where it is left to a default that will change
+    options = {"enable_fp_fusion": True}
+    if "NOPE" in constants:
+        options |= {"num_warps": 8 if constants["BM"] == 128 else 4}
+    if tiling:
+        options |= {
+            "num_warps": tiling.warps,
+            "num_stages": tiling.stages if constants["IN_PAGE"] else tiling.scattered,
+        }
+    built = triton.compile(source, target=TARGETS[target], options=options)
+    assert built.asm["cubin" if nvidia else "hsaco"]
+    if tiling and nvidia:
+        assert built.metadata.shared * tiling.residency <= 227 * 1024
