@@ -196,7 +196,7 @@ class Scheduler {
   void MeasureRoom();
   [[nodiscard]] int32_t MatchLimit(const Request& request) const;
   // Why its prefix in the cache ends after `reach` pages.
-  [[nodiscard]] HitCut CutOf(const Request& request, int32_t reach) const;
+  [[nodiscard]] HitCut CutOf(const Request& request, int32_t reach);
   [[nodiscard]] int32_t GrowthPages(const Request& request) const;
 
   // ---- scheduler_advance.cpp ----

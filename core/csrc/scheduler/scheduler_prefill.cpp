@@ -105,7 +105,7 @@ int32_t Scheduler::MatchLimit(const Request& request) const {
   return static_cast<int32_t>(std::min<int64_t>(limit, static_cast<int64_t>(request.hashes.size())));
 }
 
-HitCut Scheduler::CutOf(const Request& request, int32_t reach) const {
+HitCut Scheduler::CutOf(const Request& request, int32_t reach) {
   const auto whole = static_cast<int32_t>(std::min<int64_t>((request.known() - 1) / page_size_, static_cast<int64_t>(request.hashes.size())));
   if (reach >= whole) return HitCut::kNone;
   if (reach >= MatchLimit(request)) return HitCut::kReuseBound;
