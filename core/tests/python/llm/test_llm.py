@@ -301,8 +301,14 @@ def test_standard_input_that_is_no_text_is_refused(
     assert "not UTF-8" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_the_requests_and_leaves_the_model_usable(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_requests_and_leaves_the_model_usable(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """It comes in the midst of a step, between a plan and its results."""
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell starts what runs in the background with SIGINT ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     executor = llm.engine._loop._executor
     execute, steps = executor.execute, iter(range(100))
 
