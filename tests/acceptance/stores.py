@@ -52,7 +52,8 @@ class Store:
 
     def __init__(self, folder: Path, ports: int = 1) -> None:
         self.folder = folder
-        self.reserved = ReservedPorts(ports)
+        self._reserved = ReservedPorts(ports) if ports else None
+        self.ports = self._reserved.ports if self._reserved is not None else []
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run(self, *command: str | Path) -> None:
@@ -72,7 +73,8 @@ class Store:
         self.send(signal.SIGKILL)
         for process in self._processes:
             process.wait(20)
-        self.reserved.close()
+        if self._reserved is not None:
+            self._reserved.close()
 
     def damage(self) -> bool:
         """Change a byte of every page; False where a store offers no way."""
@@ -83,7 +85,7 @@ class FileStore(Store):
     """A directory. What corresponds to a server that hangs or is gone does not exist."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, ports=0)
         self.pages = folder / "pages"
         self.flags = ("--kvstore", "file", "--set", f"kvstore-file.directory={self.pages}")
 
@@ -100,7 +102,7 @@ class RedisStore(Store):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        (self.port,) = self.reserved.ports
+        (self.port,) = self.ports
         self.flags = ("--kvstore", "redis", "--set", f"kvstore-redis.url=redis://127.0.0.1:{self.port}/0")
         self.run("redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "")
         wait_for_port(self.port)
@@ -121,7 +123,7 @@ class MooncakeStore(Store):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, ports=3)
-        rpc, metrics, port = self.reserved.ports
+        rpc, metrics, port = self.ports
         scripts = Path(sysconfig.get_path("scripts"))
         self.flags = ("--kvstore", "mooncake", "--set", f"kvstore-mooncake.master=127.0.0.1:{rpc}")
         self.run(
