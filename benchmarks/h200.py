@@ -1,6 +1,8 @@
 """The H200 table: our engine on the shape of Qwen3-8B beside vLLM 0.25.1 and the roofline, in one run of some minutes.
 
-    python benchmarks/h200.py [--only tpot,ttft,mixed,agent,kernels] [--json FILE] [--commit HASH] [--set FIELD=VALUE ...]
+    python benchmarks/h200.py [--only start,tpot,long,ttft,gap,agent64,kernels] [--cold] [--json FILE] [--commit HASH] [--set FIELD=VALUE ...]
+
+Each row stands beside vLLM's figure, the floor and the figure to reach, with a verdict; ``share`` is floor / ours. The seconds that the run took come last.
 
 bf16 weights normal(0, 0.02), prompts of distinct random ids, greedy, end tokens ignored, through the engine's own loop in this process. TPOT is (time of 129
 tokens - time of 1) / 128 with the prompts' prefix in the cache; medians of 3. vLLM's column and the floors were measured on the same card (one H200, torch
@@ -21,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +46,26 @@ SHAPE = {
     "eos_token_id": 151645,
 }
 PROMPT_IDS = 150000
-PARTS = ("tpot", "long", "ttft", "mixed", "agent", "kernels")
+PARTS = ("start", "tpot", "long", "ttft", "gap", "agent64", "kernels")
+
+
+class Mark(NamedTuple):
+    """What a row is compared with; ``None`` where there is no such figure."""
+
+    vllm: float | None = None
+    floor: float | None = None
+    reach: float | None = None
+
+
+TPOT = {
+    1: Mark(5.25, 3.6, 4.3),
+    8: Mark(5.78, 3.9, 4.7),
+    32: Mark(6.69, 4.8, 5.7),
+    64: Mark(8.12, 6.0, 7.0),
+    128: Mark(11.45, 8.4, 9.8),
+    256: Mark(19.14, 13.2, 16),
+}
+TTFT = {1024: Mark(36.3, 21, 30), 8192: Mark(222, 188, 214), 32768: Mark(1269, 1087, 1230)}
 
 
 class Bench:
@@ -139,48 +160,78 @@ class Bench:
         )
 
 
-def rows(bench: Bench, parts: Sequence[str], start_s: dict[str, float]) -> list[tuple[str, float, float, float]]:
-    """(row, vLLM, floor, ours), each printed as soon as it is there."""
-    table: list[tuple[str, float, float, float]] = []
+class Table:
+    """The rows, each printed as soon as it is there."""
 
-    def row(name: str, vllm: float, floor: float, ours: float) -> None:
-        table.append((name, vllm, floor, ours))
-        verdict = "" if not vllm else "ahead" if ours < vllm else "BEHIND"
-        print(f"{name:<42} {vllm or '':>8} {floor or '':>7} {ours:>9.2f}  {verdict}", flush=True)
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        print(f"{'row':<42} {'vLLM':>8} {'floor':>7} {'to reach':>9} {'ours':>9} {'share':>6}  verdict", flush=True)
 
-    print(f"{'row':<42} {'vLLM':>8} {'floor':>7} {'ours':>9}", flush=True)
+    def add(self, name: str, mark: Mark, ours: float) -> None:
+        """A row and its verdict, both against vLLM and against the figure to reach."""
+        ours = round(ours, 3)
+        ahead = "" if mark.vllm is None else "ahead" if ours < mark.vllm else "BEHIND"
+        reached = (
+            "" if mark.reach is None else "reached" if ours <= mark.reach else f"missed by {ours / mark.reach - 1:.1%}"
+        )
+        share = None if mark.floor is None else round(mark.floor / ours, 3)
+        self.rows.append(
+            {"row": name, **mark._asdict(), "ours": ours, "share": share, "ahead": ahead, "reached": reached}
+        )
+        cells = ["" if figure is None else f"{figure:g}" for figure in mark]
+        part = "" if share is None else f"{share:.0%}"
+        verdict = ", ".join(filter(None, (ahead, reached)))
+        print(f"{name:<42} {cells[0]:>8} {cells[1]:>7} {cells[2]:>9} {ours:>9.2f} {part:>6}  {verdict}", flush=True)
+
+
+def measure(bench: Bench, parts: Sequence[str], start_s: dict[str, float]) -> list[dict[str, Any]]:
+    """The rows of ``parts``."""
+    table = Table()
     if "tpot" in parts:
-        marks = {
-            1: (5.25, 3.6),
-            8: (5.78, 3.9),
-            32: (6.69, 4.8),
-            64: (8.12, 6.0),
-            128: (11.45, 8.4),
-            256: (19.14, 13.2),
-        }
-        for batch, (vllm, floor) in marks.items():
-            row(f"TPOT ms, ctx 1.1k, batch {batch}", vllm, floor, bench.tpot(batch, 1025))
+        for batch, mark in TPOT.items():
+            table.add(f"TPOT ms, ctx 1.1k, batch {batch}", mark, bench.tpot(batch, 1025))
     if "long" in parts:
-        row("TPOT ms, ctx 32k, batch 1", 6.40, 4.7, bench.tpot(1, 32705))
-        row("TPOT ms, ctx 128k, batch 1", 9.81, 8.1, bench.tpot(1, 131009, repeats=1))
+        table.add("TPOT ms, ctx 32k, batch 1", Mark(6.40, 4.7, 5.5), bench.tpot(1, 32705))
+        table.add("TPOT ms, ctx 128k, batch 1", Mark(9.81, 8.1, 9.0), bench.tpot(1, 131009, repeats=1))
     alone = 0.0
-    if "ttft" in parts or "mixed" in parts:
-        for tokens, vllm, floor in ((1024, 36.3, 21), (8192, 222, 188), (32768, 1269, 1087)):
-            if "ttft" in parts or tokens == 8192:
-                measured = bench.ttft(tokens, 5 if tokens < 32768 else 3)
-                alone = measured if tokens == 8192 else alone
-                row(f"TTFT ms, prompt {tokens}", vllm, floor, measured)
-    if "mixed" in parts:
+    for tokens, mark in TTFT.items():
+        if "ttft" in parts or ("gap" in parts and tokens == 8192):
+            measured = bench.ttft(tokens, 5 if tokens < 32768 else 3)
+            alone = measured if tokens == 8192 else alone
+            table.add(f"TTFT ms, prompt {tokens}", mark, measured)
+    if "gap" in parts:
         gaps = bench.mixed(alone)
-        row("gap ms, 32 decodes + 8k prompt a second, p50", 7.23, 0, gaps["p50"])
-        row("gap ms, p99", 30.7, 0, gaps["p99"])
-        row("gap ms, max", 192, 0, gaps["max"])
-        row("the prompts' TTFT, times alone (reach 1.5)", 0, 0, gaps["ttft"])
-    if "agent" in parts:
-        row("agent64 s", 3.60, 1.5, bench.agent())
-    for name, seconds in start_s.items():
-        row(f"start to ready s, kernel caches {name}", 78, 0, seconds)
-    return table
+        table.add("gap ms, 32 decodes + 8k prompt a second, p50", Mark(7.23), gaps["p50"])
+        table.add("gap ms, p99", Mark(30.7, None, 25), gaps["p99"])
+        table.add("gap ms, max", Mark(192, None, 40), gaps["max"])
+        table.add("the prompts' TTFT, times alone", Mark(None, None, 1.5), gaps["ttft"])
+    if "agent64" in parts:
+        table.add("agent64 s", Mark(3.60, 1.5, 2.0), bench.agent())
+    if "start" in parts:
+        for name, seconds in start_s.items():
+            mark = Mark(78) if name == "cold" else Mark(78, None, 20)
+            table.add(f"start to ready s, kernel caches {name}", mark, seconds)
+    return table.rows
+
+
+def parts_of(text: str) -> list[str]:
+    """Reads ``--only``. Raises ``argparse.ArgumentTypeError`` for a part that there is not."""
+    parts = text.split(",")
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise argparse.ArgumentTypeError(f"no part {unknown[0]!r} (choose from {', '.join(PARTS)})")
+    return parts
+
+
+def commit_here() -> str:
+    """The commit of this tree, with ``+`` where files differ from it; empty outside a repository."""
+    where = Path(__file__).parent
+    git = ["git", "-C", str(where)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def cold_start(arguments: Sequence[str]) -> float:
@@ -208,15 +259,16 @@ def count_compilations() -> Callable[[], int]:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--only", default=",".join(PARTS), help=f"parts: {', '.join(PARTS)}")
+    p.add_argument("--only", type=parts_of, default=list(PARTS), metavar="PART,PART", help=f"of {', '.join(PARTS)}")
     p.add_argument("--json", help="file to write the figures to")
-    p.add_argument("--commit", default="", help="noted with the figures")
+    p.add_argument("--commit", default=commit_here(), help="noted with the figures (default: this tree's)")
     p.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the engine's settings, as JSON"
     )
     p.add_argument("--cold", action="store_true", help="first start another engine, so that this one finds warm caches")
     p.add_argument("--start-only", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args()
+    began = time.perf_counter()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings: dict[str, Any] = {"max_step_ms": 21.0}
     for text in a.set:
@@ -231,7 +283,7 @@ def main() -> None:
     start_s["warm" if a.cold else "as found"] = bench.ready_s
     print(bench.assembly.explain(), flush=True)
     compiled = count_compilations()
-    table = rows(bench, a.only.split(","), start_s)
+    table = measure(bench, a.only, start_s)
     print(f"compiled after ready: {compiled()}", flush=True)
     record = {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -239,10 +291,11 @@ def main() -> None:
         "device": bench.engine.info.device,
         "settings": settings,
         "compiled_after_ready": compiled(),
-        "rows": [dict(zip(("row", "vllm", "floor", "ours"), entry, strict=True)) for entry in table],
+        "rows": table,
+        "run_s": round(time.perf_counter() - began, 1),
     }
     save(a.json, record)
-    if "kernels" in a.only.split(","):
+    if "kernels" in a.only:
         from h200_kernels import kernel_table
 
         assembly = bench.assembly
@@ -250,7 +303,12 @@ def main() -> None:
         gc.unfreeze()
         gc.collect()
         record["kernels"] = kernel_table(assembly)
+        record["run_s"] = round(time.perf_counter() - began, 1)
         save(a.json, record)
+    missed = [row["row"] for row in table if row["reached"].startswith("missed")]
+    behind = [row["row"] for row in table if row["ahead"] == "BEHIND"]
+    print(f"behind vLLM: {', '.join(behind) or 'none'}; short of the figure to reach: {', '.join(missed) or 'none'}")
+    print(f"the whole run took {record['run_s']:.0f} s (at most 480 with every part)", flush=True)
 
 
 if __name__ == "__main__":

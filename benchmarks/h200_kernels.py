@@ -45,14 +45,29 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 class Table:
+    """Rows as they come. The first two are the ceilings of this card, one of each unit; the others tell their share of them."""
+
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self._ceilings: dict[str, float] = {}
+
+    def ceiling(self, name: str, us: float, *, nbytes: float = 0.0, flops: float = 0.0) -> None:
+        """What the card does at most, measured."""
+        self._add(f"{name} (ceiling)", us, nbytes, flops, ceiling=True)
 
     def add(self, name: str, us: float, *, nbytes: float = 0.0, flops: float = 0.0) -> None:
-        reached = nbytes / us * 1e-6 if nbytes else flops / us * 1e-6
+        """A kernel by the bytes that it must read, or by its operations."""
+        self._add(name, us, nbytes, flops, ceiling=False)
+
+    def _add(self, name: str, us: float, nbytes: float, flops: float, *, ceiling: bool) -> None:
+        reached = (nbytes or flops) / us * 1e-6
         unit = "TB/s" if nbytes else "TFLOP/s"
-        self.rows.append({"kernel": name, "us": round(us, 2), "reached": round(reached, 2), "unit": unit})
-        print(f"{name:<58} {us:>9.1f} us {reached:>8.2f} {unit}", flush=True)
+        if ceiling:
+            self._ceilings[unit] = reached
+        share = reached / self._ceilings[unit]
+        row = {"kernel": name, "us": round(us, 2), "reached": round(reached, 2), "unit": unit, "share": round(share, 3)}
+        self.rows.append(row)
+        print(f"{name:<58} {us:>9.1f} us {reached:>8.2f} {unit:<7} {share:>5.0%}", flush=True)
 
 
 def backend_of(assembly: Any, phase: str, select: Any) -> AttentionBackend:
@@ -149,11 +164,9 @@ def kernel_table(assembly: Any) -> list[dict[str, Any]]:
         source = torch.empty(2**29, dtype=torch.bfloat16, device=DEVICE)
         target = torch.empty_like(source)
         # An elementwise kernel: inside a graph a plain copy goes to the copy engines, which are slower than the processors.
-        table.add(
-            "read and write 1 GiB (ceiling)", timed([lambda: torch.neg(source, out=target)] * 3), nbytes=2 * 2**30
-        )
+        table.ceiling("read and write 1 GiB", timed([lambda: torch.neg(source, out=target)] * 3), nbytes=2 * 2**30)
         square = [draw(8192, 8192) for _ in range(2)]
-        table.add("matrix product 8192^3 (ceiling)", timed([lambda: square[0] @ square[1]] * 3), flops=2 * 8192**3)
+        table.ceiling("matrix product 8192^3", timed([lambda: square[0] @ square[1]] * 3), flops=2 * 8192**3)
         gemms(table, registry.select)
         attentions(table, assembly, registry.select)
     del taken
