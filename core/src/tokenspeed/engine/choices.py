@@ -36,6 +36,7 @@ __all__ = [
     "AttentionUse",
     "check_kv_store",
     "choose_attention",
+    "choose_backends",
     "choose_kv_store",
     "choose_model",
     "choose_parser",
@@ -204,36 +205,63 @@ def choose_attention(
         ConfigError: a flag names nothing; PluginError: nothing fits, or both were set and share no layout or page size.
     """
     need = Need(model.spec.attention_backend, f"model {model.winner.name}") if model.spec.attention_backend else None
-    flags = {phase: getattr(config, _PHASE_FLAGS[phase]) or config.attention_backend for phase in PHASES}
+    flags: dict[str, tuple[str, str]] = {}
+    for phase in PHASES:
+        own = getattr(config, _PHASE_FLAGS[phase])
+        if name := own or config.attention_backend:
+            flags[phase] = (name, f"--{_PHASE_FLAGS[phase].replace('_', '-')}" if own else "--attention-backend")
+    by_phase = choose_backends(host, use, platform_name, platform.preferences, flags=flags, need=need)
+    extend, decode = by_phase["extend"].spec, by_phase["decode"].spec
+    layout = _shared(extend.supports.layouts, decode.supports.layouts)[0]
+    sizes = _shared(extend.supports.page_sizes, decode.supports.page_sizes)
+    page_size = use.page_size or (sizes[0] if sizes else platform.defaults.page_size)
+    return AttentionChoice(by_phase=by_phase, layout=KVLayout(layout), page_size=page_size)
+
+
+def choose_backends(
+    host: PluginHost,
+    use: AttentionUse,
+    platform_name: str,
+    preferences: Callable[[str], Sequence[str]],
+    *,
+    flags: Mapping[str, tuple[str, str]] | None = None,
+    need: Need | None = None,
+    also: Callable[[AttentionBackendSpec], str] = lambda _: "",
+) -> dict[str, Choice[AttentionBackendSpec]]:
+    """A backend for each of ``PHASES``; the second shares the pages of the first.
+
+    Args:
+        preferences: of ``Platform``.
+        flags: by phase, the name that was asked for and the flag that did.
+        also: a further gate, for what only the caller knows.
+
+    Raises:
+        ConfigError: a flag names nothing; PluginError: nothing fits a phase.
+    """
+    asked = flags or {}
     chosen: dict[str, Choice[AttentionBackendSpec]] = {}
-    for phase in sorted(PHASES, key=lambda phase: flags[phase] is None):
+    for phase in sorted(PHASES, key=lambda phase: phase not in asked):
         other = next(iter(chosen.values()), None)
+        name, flag_name = asked.get(phase, (None, ""))
 
         def fits(
             spec: AttentionBackendSpec, phase: str = phase, other: Choice[AttentionBackendSpec] | None = other
         ) -> str:
-            return _attention_gate(spec, phase, use) or _sharing_gate(spec, other, use)
+            return _attention_gate(spec, phase, use) or also(spec) or _sharing_gate(spec, other, use)
 
-        specific = getattr(config, _PHASE_FLAGS[phase])
         chosen[phase] = select(
             f"attention backend ({phase})",
             host.registry.specs("attention_backend"),
-            flag=flags[phase],
-            flag_name=f"--{_PHASE_FLAGS[phase].replace('_', '-')}" if specific else "--attention-backend",
+            flag=name,
+            flag_name=flag_name,
             need=need,
-            preferences=platform.preferences(f"attention_backend.{phase}") or platform.preferences("attention_backend"),
+            preferences=preferences(f"attention_backend.{phase}") or preferences("attention_backend"),
             platform=platform_name,
             active=host.active,
             fits=fits,
             excluded=host.broken,
         )
-    extend, decode = chosen["extend"].spec, chosen["decode"].spec
-    layout = _shared(extend.supports.layouts, decode.supports.layouts)[0]
-    sizes = _shared(extend.supports.page_sizes, decode.supports.page_sizes)
-    page_size = use.page_size or (sizes[0] if sizes else platform.defaults.page_size)
-    return AttentionChoice(
-        by_phase={phase: chosen[phase] for phase in PHASES}, layout=KVLayout(layout), page_size=page_size
-    )
+    return {phase: chosen[phase] for phase in PHASES}
 
 
 def _shared(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:

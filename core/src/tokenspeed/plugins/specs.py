@@ -179,11 +179,16 @@ class AttentionSupport:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionBackendSpec(Spec):
-    """An attention backend (``interfaces.attention.AttentionBackend``)."""
+    """An attention backend (``interfaces.attention.AttentionBackend``).
+
+    Attributes:
+        asks: operations (``attention.decode``) that it asks the kernel registry for; every other kernel that it launches is its own.
+    """
 
     KIND: ClassVar[str] = "attention_backend"
 
     supports: AttentionSupport = field(default_factory=AttentionSupport)
+    asks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +264,8 @@ class KernelSpec(Spec):
         traits: shape limits by name, each ``(low, high)`` inclusive, for example ``{"m": (1, 32)}``.
         objectives: objectives it is meant for, of ``latency``, ``throughput``, ``portability``, ``determinism``, ``debug``; empty means all.
         factory: the target is a callable ``(KernelContext) -> kernel`` instead of the kernel itself (a thread pool, a workspace).
+        tells: ``"package.module:function"`` of a function ``(capability, device, shape, options) -> str`` that says in a line or some what the kernel does
+            inside for such a request (tiles, and which were refused); it imports nothing heavy. ``capability`` and ``device`` (a name) may be empty.
     """
 
     KIND: ClassVar[str] = "kernel"
@@ -272,6 +279,7 @@ class KernelSpec(Spec):
     traits: tuple[tuple[str, int, int], ...] = ()
     objectives: tuple[str, ...] = ()
     factory: bool = False
+    tells: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
                 softcap=True,
                 shared_prefix=True,
             ),
+            asks=("attention.decode", "attention.extend"),
             description="batched attention over the fastest installed CPU kernels",
         )
     ]
