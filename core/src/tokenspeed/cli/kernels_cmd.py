@@ -10,22 +10,18 @@ import json
 from typing import Any
 
 from tokenspeed.cli.arguments import add_plugin_arguments, argument_type, plugin_settings
+from tokenspeed.cli.kernels_explain import KINDS, add_target_arguments, explain
 from tokenspeed.cli.readers import dtype
 from tokenspeed.cli.table import columns
 from tokenspeed.engine.settings import DTYPES
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.kernel import OBJECTIVES, KernelRequest
-from tokenspeed.plugins.kernel_select import KernelRegistry
-from tokenspeed.plugins.kernel_times import KernelTimes
 from tokenspeed.plugins.manager import PluginHost
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
-from tokenspeed.plugins.specs import KERNEL_FAMILIES, KernelSpec
+from tokenspeed.plugins.specs import KERNEL_FAMILIES, AttentionBackendSpec, KernelSpec
 
 __all__ = ["add_arguments", "run"]
-
-#: Families that backends ask for, and no layer.
-_ASKED_BY_BACKENDS = ("attention", "moe", "recurrent")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,16 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="kernels_command", metavar="COMMAND", required=True)
     listing = commands.add_parser("list", help="every kernel of every active plugin")
     listing.add_argument("operation", nargs="?", metavar="FAMILY[.MODE]", help="only these")
-    explain = commands.add_parser(
+    explaining = commands.add_parser(
         "explain",
         help="which kernel one operation gets, and the gate that refused each other; no model is asked about",
         description="Which kernel a layer or backend gets that asks for one operation, and the gate that refused each other. "
+        "For attention also which backend serves the phase, since most backends launch kernels of their own. "
         "The platform need not be present. For what a model is served with: tokenspeed explain MODEL.",
     )
     bench = commands.add_parser(
         "bench", help="time every kernel that can serve an operation on the device that is here"
     )
-    for command in (explain, bench):
+    for command in (explaining, bench):
         command.add_argument("operation", metavar="FAMILY.MODE", help="for example norm.rms_norm; see kernels list")
         command.add_argument(
             "--dtype",
@@ -61,24 +58,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench.add_argument("--rows", default="1,8,64", metavar="N,N", help="row counts to time (default: %(default)s)")
     bench.add_argument("--device", default="auto", help="as for serve (default: %(default)s)")
     bench.add_argument("--save", metavar="FILE", help="keep the figures there, for serve --kernel-times")
-    explain.add_argument("--layout", default="", choices=("", "NHD", "HND"), help="KV layout, where one is involved")
-    explain.add_argument(
+    explaining.add_argument("--layout", default="", choices=("", "NHD", "HND"), help="KV layout, where one is involved")
+    explaining.add_argument(
         "--feature", action="append", default=[], metavar="NAME", help="an ability the caller needs; may be given again"
     )
-    explain.add_argument("--objective", default="latency", choices=OBJECTIVES, help="default: %(default)s")
-    explain.add_argument(
-        "--platform",
-        default="cpu",
+    explaining.add_argument("--objective", default="latency", choices=OBJECTIVES, help="default: %(default)s")
+    explaining.add_argument(
+        "--kind", default=None, choices=KINDS, help="of attention (default: by the heads, else gqa)"
+    )
+    add_target_arguments(explaining, argument_type)
+    explaining.add_argument("--solution", default=None, metavar="NAME", help="as with --kernel FAMILY.MODE=NAME")
+    explaining.add_argument("--kernel-times", default=None, metavar="FILE", help="as for serve")
+    explaining.add_argument(
+        "--device-name",
+        default="",
         metavar="NAME",
-        help="platform to choose for; need not be present (default: %(default)s)",
+        help="whose figures, where the file has those of several; which card's tiles",
     )
-    explain.add_argument("--capability", default="", metavar="X.Y", help="its device's capability, for example 9.0")
-    explain.add_argument("--solution", default=None, metavar="NAME", help="as with --kernel FAMILY.MODE=NAME")
-    explain.add_argument("--kernel-times", default=None, metavar="FILE", help="as for serve")
-    explain.add_argument(
-        "--device-name", default="", metavar="KEY", help="whose figures, where the file has those of several"
-    )
-    for command in (listing, explain, bench):
+    for command in (listing, explaining, bench):
         add_plugin_arguments(command)
         command.add_argument("--json", action="store_true", help="print JSON")
 
@@ -89,17 +86,21 @@ def run(args: argparse.Namespace) -> int:
     host = PluginHost.load(text, source=source)
     kernels = host.registry.specs("kernel")
     if args.kernels_command == "list":
-        return _list(kernels, args)
+        return _list(kernels, host.registry.specs("attention_backend"), args)
     request = _request(args)
     _check_operation(args.operation, [f"{c.spec.family}.{c.spec.mode}" for c in kernels])
     if args.kernels_command == "explain":
-        return _explain(host, kernels, request, args)
+        return explain(host, kernels, request, args)
     from tokenspeed.cli.kernels_bench import bench
 
     return bench(host, request, _rows(args.rows), args)
 
 
-def _list(kernels: list[Contribution[KernelSpec]], args: argparse.Namespace) -> int:
+def _list(
+    kernels: list[Contribution[KernelSpec]],
+    backends: list[Contribution[AttentionBackendSpec]],
+    args: argparse.Namespace,
+) -> int:
     wanted = args.operation or ""
     chosen = [c for c in kernels if wanted in ("", c.spec.family, f"{c.spec.family}.{c.spec.mode}")]
     if not chosen:
@@ -108,8 +109,14 @@ def _list(kernels: list[Contribution[KernelSpec]], args: argparse.Namespace) -> 
         hint = did_you_mean(wanted, operations if mode else {c.spec.family for c in kernels})
         raise ConfigError(f"no active plugin has a kernel for {wanted or 'anything'}{hint}{_families(family)}")
     chosen.sort(key=lambda c: (c.spec.family, c.spec.mode, -c.priority, c.name))
+    serving = [
+        (f"attention.{phase}", c)
+        for phase in ("decode", "extend")
+        for c in sorted(backends, key=lambda c: (-c.priority, c.name))
+        if phase in c.spec.supports.phases and wanted in ("", "attention", f"attention.{phase}")
+    ]
     if args.json:
-        print(json.dumps([_plain(c) for c in chosen], indent=2))
+        print(json.dumps([*map(_plain, chosen), *(_plain_backend(phase, c) for phase, c in serving)], indent=2))
         return 0
     rows = [
         (
@@ -123,6 +130,21 @@ def _list(kernels: list[Contribution[KernelSpec]], args: argparse.Namespace) -> 
         for c in chosen
     ]
     print(columns(("OPERATION", "KERNEL", "PRIORITY", "PLATFORMS", "DTYPES", "FEATURES"), rows))
+    if serving:
+        print("\nbackends of attention, which launch kernels of their own unless they ask for one of the above:")
+        told = [
+            (
+                operation,
+                c.name,
+                c.priority.name,
+                ",".join(c.spec.platforms) or "any",
+                ",".join(c.spec.supports.dtypes) or "any",
+                ",".join(c.spec.supports.kinds),
+                "yes" if operation in c.spec.asks else "no",
+            )
+            for operation, c in serving
+        ]
+        print(columns(("PHASE", "BACKEND", "PRIORITY", "PLATFORMS", "DTYPES", "KINDS", "ASKS"), told))
     return 0
 
 
@@ -130,6 +152,7 @@ def _plain(c: Contribution[KernelSpec]) -> dict[str, Any]:
     spec = c.spec
     return {
         "operation": f"{spec.family}.{spec.mode}",
+        "is": "kernel",
         "name": c.name,
         "target": spec.target,
         "priority": c.priority.name,
@@ -140,6 +163,23 @@ def _plain(c: Contribution[KernelSpec]) -> dict[str, Any]:
         "features": sorted(spec.features),
         "traits": [list(trait) for trait in spec.traits],
         "objectives": list(spec.objectives),
+        "off": c.off,
+    }
+
+
+def _plain_backend(operation: str, c: Contribution[AttentionBackendSpec]) -> dict[str, Any]:
+    spec, supports = c.spec, c.spec.supports
+    return {
+        "operation": operation,
+        "is": "backend",
+        "name": c.name,
+        "target": spec.target,
+        "priority": c.priority.name,
+        "platforms": list(spec.platforms),
+        "dtypes": list(supports.dtypes),
+        "layouts": list(supports.layouts),
+        "kinds": list(supports.kinds),
+        "asks": list(spec.asks),
         "off": c.off,
     }
 
@@ -196,44 +236,6 @@ def _rows(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _times(args: argparse.Namespace) -> KernelTimes | None:
-    if args.kernel_times is None:
-        return None
-    known = KernelTimes.devices(args.kernel_times)
-    times = KernelTimes.load(args.kernel_times, args.device_name or (known[0] if len(known) == 1 else ""))
-    if not len(times):
-        raise ConfigError(
-            f"--device-name {args.device_name or '(none)'}: {args.kernel_times} has figures of: {' | '.join(known)}"
-        )
-    return times
-
-
-def _explain(
-    host: PluginHost, kernels: list[Contribution[KernelSpec]], request: KernelRequest, args: argparse.Namespace
-) -> int:
-    registry = KernelRegistry(
-        kernels,
-        platform_name=args.platform,
-        capability=_capability(args.capability),
-        overrides={args.operation: args.solution} if args.solution else {},
-        active=host.active,
-        times=_times(args),
-    )
-    candidates = registry.explain(request)
-    found = any(not gate for _, gate in candidates)
-    if found:
-        candidates[0] = (candidates[0][0], f"chosen: {registry.choose(request).why}" if args.json is False else "")
-    if args.json:
-        print(json.dumps([{"name": name, "gate": gate} for name, gate in candidates], indent=2))
-    else:
-        print(columns(("KERNEL", "OUTCOME"), candidates))
-        if request.family in _ASKED_BY_BACKENDS:
-            print(
-                f"\n{request.family} kernels are launched by the backend that asks for one; tokenspeed explain MODEL says which backend that is"
-            )
-    return 0 if found else 1
-
-
 def _shape(items: list[str]) -> dict[str, int]:
     shape = {}
     for item in items:
@@ -242,10 +244,3 @@ def _shape(items: list[str]) -> dict[str, int]:
             raise ConfigError(f"--shape {item}: write NAME=N, for example head_dim=64")
         shape[name] = int(size)
     return shape
-
-
-def _capability(text: str) -> tuple[int, ...]:
-    parts = text.split(".") if text else []
-    if not all(part.isdigit() for part in parts):
-        raise ConfigError(f"--capability {text}: write numbers with dots, for example 9.0")
-    return tuple(int(part) for part in parts)

@@ -123,6 +123,8 @@ def check_spec(spec: AnySpec) -> str:
     if isinstance(spec, AttentionBackendSpec):
         return _check_words(f"attention backend {spec.name!r}", spec.supports, ATTENTION_WORDS)
     if isinstance(spec, KernelSpec):
+        if spec.tells and not _TARGET.fullmatch(spec.tells):
+            return f"tells of {spec.name!r} is {spec.tells!r}; it must be 'package.module:function'"
         return _check_kernel(spec) or _check_words(f"kernel {spec.name!r}", spec, KERNEL_WORDS)
     return ""
 

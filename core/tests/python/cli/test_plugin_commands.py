@@ -380,7 +380,8 @@ def test_kernels_list_and_explain_without_the_device(run: Any, folder: Any) -> N
     there = run(*ON_CUDA.split(), "--capability", "9.0")
     assert there.out.splitlines()[1].split()[:2] == ["k:h100", "chosen:"]
     older = run(*ON_CUDA.split(), "--capability", "8.0", "--json")
-    assert {"name": "k:h100", "gate": "capability 9.0 to 9.0, the device has 8.0"} in json.loads(older.out)
+    gate = "capability 9.0 to 9.0, the device has 8.0"
+    assert {"name": "k:h100", "gate": gate, "is": "kernel"} in json.loads(older.out)
 
 
 @pytest.mark.parametrize(
