@@ -18,7 +18,7 @@ __all__ = ["CpuPlatform", "detect"]
 # Of the memory that is free once the weights are in place. The pool's pages are touched only when used; a host also has to serve.
 _KV_SHARE = 0.25
 _KV_LIMIT = 4 << 30
-_PREFERENCES = {"attention_backend": ("sdpa",), "kernel": ("cpu", "torch")}
+_PREFERENCES = {"attention_backend": ("sdpa",)}
 
 
 def detect() -> str:

@@ -208,7 +208,7 @@ def assemble(
     platform_choice = choices.choose_platform(host, config.device, accelerators)
     slots.take("platform", platform_choice)
     platform = choices.make_platform(platform_choice, config, options)
-    model_choice = choices.choose_model(host, model, platform_choice.spec.name)
+    model_choice = choices.choose_model(host, model, platform_choice.spec.name, platform.preferences("model"))
     slots.take("model", model_choice)
 
     shape = attention_shape(model.config)
@@ -230,7 +230,11 @@ def assemble(
     slots.take("renderer", renderer_choice)
     slots.warnings += [renderer_warning] if renderer_warning else []
     grammar, no_grammar, grammar_warning = choose_grammar_backend(
-        host, config.grammar_backend, platform_choice.spec.name, skip_tokenizer=config.skip_tokenizer_init
+        host,
+        config.grammar_backend,
+        platform_choice.spec.name,
+        skip_tokenizer=config.skip_tokenizer_init,
+        preferences=platform.preferences("grammar_backend"),
     )
     slots.take("grammar_backend", grammar)
     slots.warnings += [grammar_warning] if grammar_warning else []

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,22 @@ import torch
 
 from tokenspeed._scheduler import Scheduler, SchedulerConfig
 from tokenspeed.engine.assembly import Assembly
+from tokenspeed.engine.attention_choice import missing_kind
 from tokenspeed.engine.channel import Channel
 from tokenspeed.engine.control import Control
 from tokenspeed.engine.end_tokens import end_ids_of
 from tokenspeed.engine.event_loop import EventLoop, Executor, now_us
 from tokenspeed.engine.gauges import Gauges
 from tokenspeed.engine.grammar_setup import GrammarParts, build_grammars, load_grammar_parts
+from tokenspeed.engine.graph_setup import Graphs, plan_graphs
 from tokenspeed.engine.kv_events.config import kv_events_of
 from tokenspeed.engine.kv_events.publisher import KVEventPublisher
+from tokenspeed.engine.memory import memory_advice, memory_by_use, pool_flag
 from tokenspeed.engine.pools import count_pages, make_pool
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
 from tokenspeed.engine.tiers import CacheSource, Tiers, make_cache
-from tokenspeed.errors import ModelError
+from tokenspeed.errors import ModelError, PluginError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
 from tokenspeed.interfaces.kernel import KernelContext, KernelRequest
 from tokenspeed.interfaces.model import CausalLM
@@ -48,9 +52,9 @@ from tokenspeed.plugins.selection import load_target
 from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.forward import eager
-from tokenspeed.runtime.graphs import DecodeGraphs, capture_sizes
+from tokenspeed.runtime.graphs import DecodeGraphs
 from tokenspeed.runtime.kv_pool import KVPool, storage_bytes
-from tokenspeed.runtime.mixed_graphs import MixedGraphs, mixed_sizes
+from tokenspeed.runtime.mixed_graphs import MixedGraphs
 from tokenspeed.runtime.page_tables import make_tables
 from tokenspeed.runtime.parallel import join_ranks
 from tokenspeed.runtime.sampler import Sampler
@@ -65,7 +69,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """What one rank runs with. ``load_seconds`` is how long the weights took; ``cache`` are the tiers below the device, if any."""
+    """What one rank runs with.
+
+    Attributes:
+        load_seconds: how long the weights took.
+        cache: the tiers below the device, if any.
+        graphs: what was captured, for the start block.
+    """
 
     executor: ModelExecutor
     platform: Platform
@@ -75,6 +85,7 @@ class Rank:
     load_seconds: float
     cache: CacheExecutor | None = None
     grammar: GrammarParts = field(default_factory=GrammarParts)
+    graphs: str = ""
 
 
 def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, directory: Path | None = None) -> Rank:
@@ -92,24 +103,43 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
     if directory is not None and world_size > 1:
         groups, everyone = join_ranks(platform.collective_backend(), directory=directory, rank=rank, size=world_size)
     kernels = _kernels(assembly, platform)
-    model, seconds = _load_model(assembly, platform, kernels, groups, progress=rank == 0)
+    with memory_advice(
+        "the weights were loaded", "take a smaller --dtype, or more devices with --tensor-parallel-size"
+    ):
+        model, seconds = _load_model(assembly, platform, kernels, groups, progress=rank == 0)
     assembly.events.model_loaded(
         ModelLoadedContext(model=model, model_path=assembly.model.path, rank=rank, seconds=seconds)
     )
     cache_groups = model.cache_groups(assembly.model.hf_config, groups["attn"].size)
-    pages = count_pages(assembly, platform, cache_groups, everyone)
-    pool = make_pool(assembly, platform, cache_groups, pages)
-    room, longest = pages[0] * assembly.page_size, _set(config.max_model_len)
+    # Where work is queued, the largest step runs before the pool gets its size, over one that just lets it run.
+    measured = platform.asynchronous
+    pool = make_pool(
+        assembly, platform, cache_groups, None if measured else count_pages(assembly, platform, cache_groups, everyone)
+    )
+    plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages, groups=pool.groups)
+    backends = _make_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
+    grammar = load_grammar_parts(assembly, rank=rank, vocab_size=_vocab_size(assembly))
+    executor, graphs = _executor(assembly, platform, model, pool, kernels, backends, plan_shape, grammar)
+    reserved = 0
+    if measured:
+        scratch = use.scratch if (use := platform.memory_use()) is not None else 0
+        sizes = {"max_rows": _set(config.max_num_seqs), "max_tokens": plan_shape.max_step_tokens}
+        reserved = graphs.reserve_bytes(scratch, **sizes)
+        pages = count_pages(assembly, platform, cache_groups, everyone, reserved_bytes=reserved)
+        pool = make_pool(assembly, platform, cache_groups, pages)
+        _bind(model, pool, backends, executor)
+    with memory_advice("capturing graphs", f"lower {pool_flag(config)}, or give --enforce-eager"):
+        sized = config.max_total_tokens is None and config.kv_cache_memory_bytes is None
+        captured = graphs.capture(
+            platform, executor, reserved=reserved, utilization=config.gpu_memory_utilization if sized else None
+        )
+    room, longest = pool.num_pages[0] * assembly.page_size, _set(config.max_model_len)
     if rank == 0 and room < longest:
         _log.warning(
             "The KV pool holds %d tokens: requests may have so many, not --max-model-len %d; raise --max-total-tokens or --kv-cache-memory-bytes",
             room,
             longest,
         )
-    plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages, groups=pool.groups)
-    backends = _bind_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
-    grammar = load_grammar_parts(assembly, rank=rank, vocab_size=_vocab_size(assembly))
-    executor = _executor(assembly, platform, model, pool, kernels, backends, plan_shape, grammar)
     cache = make_cache(assembly, platform, pool, rank=rank, world_size=world_size)
     if cache is not None:
         executor.use_cache(cache)
@@ -122,6 +152,7 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         load_seconds=seconds,
         cache=cache,
         grammar=grammar,
+        graphs=captured,
     )
 
 
@@ -223,27 +254,39 @@ def _load_model(
     return model, time.monotonic() - began_s
 
 
-def _bind_backends(
+_Pairs = dict[int, tuple[AttentionBackend, AttentionBackend]]
+
+
+def _make_backends(
     assembly: Assembly,
     platform: Platform,
     model: CausalLM,
     pool: KVPool,
     kernels: KernelRegistry,
     max_tokens: int,
-) -> list[tuple[AttentionBackend, AttentionBackend]]:
-    """Make a backend for each phase and cache group (one for both phases where they are the same) and attach them to the layers."""
+) -> _Pairs:
+    """A backend for each phase and cache group with attention, by the group's number; one for both phases where they are the same.
+
+    Raises:
+        PluginError: a group has layers of a kind that ``config.json`` does not tell, and what was chosen cannot serve them.
+    """
     config = assembly.config
-    heads = {module.layer_index: module.q_heads for module in model.modules() if isinstance(module, Attention)}
-    pairs: dict[int, tuple[AttentionBackend, AttentionBackend]] = {}
+    modules = {module.layer_index: module for module in model.modules() if isinstance(module, Attention)}
+    pairs: _Pairs = {}
     for index, group in enumerate(pool.groups):
         if group.kind == "recurrent" or not group.layers:
             continue
+        windows = any(modules[layer].layer.window for layer in group.layers)
+        slots = assembly.attention_slots("mla" if group.kind == "mla" else "window" if windows else "full")
+        chosen = {phase: assembly.choices[slot].spec for phase, slot in slots.items()}
         made: dict[str, AttentionBackend] = {}
-        for phase, spec in assembly.attention.items():
+        for phase, spec in chosen.items():
+            if lacks := missing_kind(spec, group, windows=windows):
+                raise PluginError(f"attention backend {spec.name} cannot serve {type(model).__name__}: {lacks}")
             if spec.target not in made:
                 made[spec.target] = load_target(spec.target)(
                     AttentionContext(
-                        q_heads=heads[group.layers[0]],
+                        q_heads=modules[group.layers[0]].q_heads,
                         group=group,
                         group_index=index,
                         layout=pool.layout,
@@ -255,14 +298,19 @@ def _bind_backends(
                         max_tokens=max_tokens,
                         max_model_len=_set(config.max_model_len),
                         select_kernel=kernels.select,
-                        options=assembly.options_of(f"attention.{phase}"),
+                        options=assembly.options_of(slots[phase]),
                     )
                 )
-        extend, decode = assembly.attention["extend"], assembly.attention["decode"]
-        pairs[index] = (made[extend.target], made[decode.target])
-    bind_kv(model, pool, pairs)
+        pairs[index] = (made[chosen["extend"].target], made[chosen["decode"].target])
+    return pairs
+
+
+def _bind(model: CausalLM, pool: KVPool, backends: _Pairs, executor: ModelExecutor) -> None:
+    """Let the layers read and write ``pool``."""
+    bind_kv(model, pool, backends)
     bind_states(model, pool)
-    return list(pairs.values())
+    if any(group.kind == "recurrent" for group in pool.groups):
+        executor.use_states(pool)
 
 
 def _executor(
@@ -271,11 +319,11 @@ def _executor(
     model: CausalLM,
     pool: KVPool,
     kernels: KernelRegistry,
-    backends: Sequence[tuple[AttentionBackend, AttentionBackend]],
+    backends: _Pairs,
     plan_shape: SchedulerConfig,
     grammar: GrammarParts,
-) -> ModelExecutor:
-    """The executor, warmed up and with its graphs captured where the platform queues its work."""
+) -> tuple[ModelExecutor, Graphs]:
+    """The executor, warmed up where the platform queues its work, and its graphs, which are yet to be captured."""
     config = assembly.config
     vocab_size = _vocab_size(assembly)
     request = KernelRequest(
@@ -300,7 +348,7 @@ def _executor(
     )
     executor = ModelExecutor(
         model=model,
-        forward=eager(model, [backend for pair in backends for backend in pair]),
+        forward=eager(model, [backend for pair in backends.values() for backend in pair]),
         sampler=Sampler(state, argmax, grammars=grammar.for_slots(max_rows), apply_bitmask=apply_bitmask, draw=draw),
         state=state,
         tables=tables,
@@ -309,39 +357,35 @@ def _executor(
         max_tokens=plan_shape.max_step_tokens,
         device=platform.device,
     )
-    recurrent = any(group.kind == "recurrent" for group in pool.groups)
-    if recurrent:
-        executor.use_states(pool)
+    _bind(model, pool, backends, executor)
+    decoders = [decode for _, decode in backends.values()]
+    plan = plan_graphs(
+        config,
+        platform,
+        pool.groups,
+        decoders,
+        decoder_name=assembly.choices["attention.decode"].winner.name,
+        max_rows=max_rows,
+        max_tokens=plan_shape.max_step_tokens,
+    )
+    common: dict[str, Any] = {
+        "model": model,
+        "backends": decoders,
+        "argmax": argmax,
+        "tables": tables,
+        "page_sizes": pool.page_sizes,
+        "last_tokens": executor.last_tokens,
+        "vocab_size": vocab_size,
+        "dtype": dtype_from_name(config.dtype),
+        "max_seq_len": max_model_len,
+    }
+    graphs = Graphs(plan, partial(DecodeGraphs, **common), partial(MixedGraphs, **common))
     if platform.asynchronous:
-        warm_up(executor, max_rows=max_rows, max_tokens=plan_shape.max_step_tokens, max_model_len=max_model_len)
-        grammar.warm_up(apply_bitmask, platform.device)
-    decoders = [decode for _, decode in backends]
-    captures = platform.supports_graphs and not config.enforce_eager and not recurrent  # graphs know pages alone
-    if captures and all(decode.graph_variants for decode in decoders):
-        common: dict[str, Any] = {
-            "model": model,
-            "backends": decoders,
-            "argmax": argmax,
-            "tables": tables,
-            "page_sizes": pool.page_sizes,
-            "last_tokens": executor.last_tokens,
-            "vocab_size": vocab_size,
-            "dtype": dtype_from_name(config.dtype),
-            "max_seq_len": max_model_len,
-        }
-        graphs, mixed = DecodeGraphs(sizes=capture_sizes(max_rows, config.cudagraph_capture_sizes), **common), None
-        tokens, rows = mixed_sizes(max_rows, plan_shape.max_step_tokens)
-        if tokens and all(decode.captures_extend for decode in decoders):
-            mixed = MixedGraphs(tokens=tokens, rows=rows, **common)
-        began_s = time.monotonic()
-        with platform.allocate("graphs"):
-            graphs.capture(platform.capture_graph)
-            if mixed is not None:
-                mixed.capture(platform.capture_graph)
-        executor.use_graphs(graphs, mixed)
-        count = graphs.count + (mixed.count if mixed is not None else 0)
-        _log.info("Captured %d graphs in %.1f s", count, time.monotonic() - began_s)
-    return executor
+        advice = f"lower --chunked-prefill-size (now {config.chunked_prefill_size}) or --max-num-seqs (now {max_rows})"
+        with memory_advice("the largest step ran", advice):
+            warm_up(executor, max_rows=max_rows, max_tokens=plan_shape.max_step_tokens, max_model_len=max_model_len)
+            grammar.warm_up(apply_bitmask, platform.device)
+    return executor, graphs
 
 
 def _info(assembly: Assembly, rank: Rank) -> EngineInfo:
@@ -362,6 +406,8 @@ def _info(assembly: Assembly, rank: Rank) -> EngineInfo:
         config=plain,
         host_pages=sum(rank.cache.host.num_pages) if rank.cache is not None else 0,
         host_bytes=rank.cache.host.nbytes if rank.cache is not None else 0,
+        graphs=rank.graphs,
+        memory=memory_by_use(rank.platform),
     )
 
 

@@ -129,8 +129,10 @@ def make_platform(
     return platform
 
 
-def choose_model(host: PluginHost, model: ModelDescription, platform: str) -> Choice[ModelSpec]:
-    """The class for the model's architecture; the more specific of two wins."""
+def choose_model(
+    host: PluginHost, model: ModelDescription, platform: str, preferences: Sequence[str] = ()
+) -> Choice[ModelSpec]:
+    """The class for the model's architecture; the more specific of two wins, then the platform's order."""
 
     def fits(spec: ModelSpec) -> str:
         if (
@@ -163,6 +165,7 @@ def choose_model(host: PluginHost, model: ModelDescription, platform: str) -> Ch
     return select(
         "model class",
         host.registry.specs("model"),
+        preferences=preferences,
         platform=platform,
         active=host.active,
         fits=fits,

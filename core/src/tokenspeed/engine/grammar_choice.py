@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenspeed.engine.advice import how_to_get
@@ -33,13 +34,19 @@ class GrammarChoice(NamedTuple):
 
 
 def choose_grammar_backend(
-    host: PluginHost, asked: str | None, platform: str, *, skip_tokenizer: bool = False
+    host: PluginHost,
+    asked: str | None,
+    platform: str,
+    *,
+    skip_tokenizer: bool = False,
+    preferences: Sequence[str] = (),
 ) -> GrammarChoice:
     """The grammar backend; ``auto`` does not fail a start for want of one.
 
     Args:
         asked: ``auto``, a name, or ``None`` for none.
         skip_tokenizer: no tokenizer is loaded, and so there is no vocabulary that a grammar could be compiled against.
+        preferences: names in the platform's order.
 
     Raises:
         ConfigError: a name that nothing has, or one beside ``skip_tokenizer``; PluginError: what was named cannot run.
@@ -64,6 +71,7 @@ def choose_grammar_backend(
             candidates,
             flag=None if asked == "auto" else asked,
             flag_name="--grammar-backend",
+            preferences=preferences,
             platform=platform,
             active=host.active,
             excluded=host.broken,

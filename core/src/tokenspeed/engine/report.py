@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed import __version__
 from tokenspeed.config import EngineConfig
+from tokenspeed.engine.attention_choice import LAYERS
 from tokenspeed.engine.kv_events.config import LOOPBACK, binds, kv_events_of
+from tokenspeed.engine.memory import size_text
 from tokenspeed.engine.settings import tier_size
 from tokenspeed.plugins.discovery import BUILTIN
 
@@ -26,6 +29,8 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
         extra = f" on {assembly.platform.describe()}" if slot == "platform" else ""
         if slot == "model":
             extra = f" for {assembly.model.architecture}"
+        if slot.startswith("attention.") and len(assembly.attention_kinds) > 1:
+            extra = f" for {_layers_of(slot, assembly.attention_kinds)}"
         if slot == "kv_store":
             extra = f", {config.kvstore_timeout_ms:g} ms a call, asked for {config.prefetch_threshold} tokens and more"
         lines.append(f"  {slot:<17} {choice.winner.name} {version}{extra} ({choice.why})")
@@ -66,6 +71,12 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
     return "\n".join(lines)
 
 
+def _layers_of(slot: str, kinds: Sequence[str]) -> str:
+    """In words, what the slots of attention serve where a model has several kinds of layers."""
+    _, *kind, _ = slot.split(".")
+    return LAYERS[kind[0] if kind else kinds[0]]
+
+
 def _cache_lines(config: EngineConfig, page_size: int) -> list[tuple[str, str]]:
     """(name, text) of what surrounds the KV cache, where it is on, as far as flags decide it."""
     if config.max_total_tokens is not None:
@@ -73,7 +84,7 @@ def _cache_lines(config: EngineConfig, page_size: int) -> list[tuple[str, str]]:
             f"{config.max_total_tokens} tokens, {-(-config.max_total_tokens // page_size)} pages (--max-total-tokens)"
         )
     elif config.kv_cache_memory_bytes is not None:
-        pool = f"{_size(config.kv_cache_memory_bytes)} (--kv-cache-memory-bytes)"
+        pool = f"{size_text(config.kv_cache_memory_bytes)} (--kv-cache-memory-bytes)"
     else:
         pool = "sized from memory when the engine starts"
     lines = [("kv pool", pool)]
@@ -81,7 +92,7 @@ def _cache_lines(config: EngineConfig, page_size: int) -> list[tuple[str, str]]:
         lines.append(("prefix caching", "off"))
     ratio, size = tier_size(config)
     if size is not None or ratio:
-        room = f"{_size(size)} a process" if size is not None else f"{ratio:g} times the KV pool"
+        room = f"{size_text(size)} a process" if size is not None else f"{ratio:g} times the KV pool"
         lines.append(("host tier", f"{room}, {config.kvstore_write_policy}"))
     if (events := kv_events_of(config)) is not None:
         verb = "bound" if events.endpoint is None or binds(events.endpoint) else "connected to"
@@ -93,7 +104,8 @@ def _cache_lines(config: EngineConfig, page_size: int) -> list[tuple[str, str]]:
 
 
 def capacity_text(config: EngineConfig, info: EngineInfo) -> str:
-    """What the running engine has: lines for the KV pool and the tier below it, with the pages that sessions may keep.
+    """What the running engine has: how fast its weights came, its KV pool and the tier below it, with the pages that sessions may keep, its captured graphs
+    and what takes the device's memory.
 
     Args:
         config: the settings as assembly resolved them.
@@ -102,24 +114,28 @@ def capacity_text(config: EngineConfig, info: EngineInfo) -> str:
     ranks = config.parallel.world_size
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     tokens = info.kv_pages * info.page_size
-    lines = [
-        ("kv pool", f"{info.kv_pages} pages of {info.page_size} tokens: {tokens} tokens, {_size(info.kv_bytes)}{each}")
-    ]
+    lines = []
+    if info.weight_bytes and info.load_seconds:
+        rate = f"{size_text(int(info.weight_bytes / info.load_seconds))}/s"
+        lines.append(("weights", f"{size_text(info.weight_bytes)}{each} in {info.load_seconds:.1f} s, {rate}"))
+    lines.append(
+        (
+            "kv pool",
+            f"{info.kv_pages} pages of {info.page_size} tokens: {tokens} tokens, {size_text(info.kv_bytes)}{each}",
+        )
+    )
     if info.host_pages:
-        text = f"{info.host_pages} pages, {_size(info.host_bytes)}{each}, {config.kvstore_write_policy}"
+        text = f"{info.host_pages} pages, {size_text(info.host_bytes)}{each}, {config.kvstore_write_policy}"
         lines.append(("host tier", text))
     if config.enable_prefix_caching and config.session_retain_percent:
         kept = info.kv_pages * config.session_retain_percent // 100
         lines.append(("sessions", f"keep at most {kept} pages between their turns ({config.session_retain_percent} %)"))
+    if info.graphs:
+        lines.append(("graphs", info.graphs))
+    if info.memory:
+        parts = [f"{name} {size_text(size)}" for name, size in info.memory.items() if name != "total" and size]
+        lines.append(("memory", f"{', '.join(parts)} of {size_text(info.memory['total'])}"))
     return "\n".join(f"  {name:<17} {text}" for name, text in lines)
-
-
-def _size(count: int) -> str:
-    """Bytes in the largest unit of 1024 that leaves at least one."""
-    value, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
 
 
 def to_json(assembly: Assembly) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Platform", "PlatformContext", "PlatformDefaults"]
+__all__ = ["MemoryUse", "Platform", "PlatformContext", "PlatformDefaults"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,26 @@ class PlatformDefaults:
     max_step_ms: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """A device's memory at one moment, in bytes.
+
+    Attributes:
+        total: all of it, in use or not.
+        free: what nobody has, whoever asks.
+        scratch: what the rank's allocator keeps for steps while no tensor is in it; after a step as large as any, the most that steps take.
+        tags: what was taken under each tag of ``Platform.allocate``.
+    """
+
+    total: int
+    free: int
+    scratch: int = 0
+    tags: Mapping[str, int] = field(default_factory=dict)
+
+
 class Platform(ABC):
-    """One rank's view of its device.
+    """One rank's view of its device. Streams and events are torch's own (``torch.Stream``, ``torch.Event``), which name their device: every accelerator that
+    torch knows has them.
 
     Assembly runs in processes that have no torch: importing the class, constructing it, and reading ``capability``, ``defaults``, ``preferences``,
     ``default_dtype_name``, ``supports_graphs`` and ``describe`` must not import torch and must not create a device context.
@@ -74,7 +92,8 @@ class Platform(ABC):
     def preferences(self, kind: str) -> tuple[str, ...]:
         """Names of kind ``kind`` in this platform's order; unlisted ones follow by priority.
 
-        Attention is asked for by phase first (``attention_backend.extend``, ``attention_backend.decode``), then as ``attention_backend``.
+        Asked for every slot that is filled without a flag: ``attention_backend`` (by phase first: ``attention_backend.extend``, ``attention_backend.decode``),
+        ``model`` and ``grammar_backend``. Kernels go by objective and priority alone.
         """
 
     @abstractmethod
@@ -91,16 +110,23 @@ class Platform(ABC):
 
     @abstractmethod
     def kv_memory_bytes(self, utilization: float) -> int:
-        """Bytes that the KV pool may take now, with the weights in place."""
+        """Bytes that the KV pool may take now, so that no more than the share ``utilization`` of the device is in use.
+
+        On platforms that are ``asynchronous`` the weights are in place and the largest step has run: what steps need besides is in use, or kept for them.
+        """
 
     @abstractmethod
     def collective_backend(self) -> str:
         """Name for ``torch.distributed.init_process_group``, for example ``gloo``."""
 
     def allocate(self, tag: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Device allocations made inside belong to ``tag`` (``weights``, ``kv``, ``graphs``), so that the platform can release a tag's memory as a whole.
-        Default: tags are not told apart."""
+        """Device allocations made inside belong to ``tag`` (``weights``, ``kv``, ``graphs``): a platform may count them (``MemoryUse.tags``) or place them
+        apart. Default: tags are not told apart."""
         return nullcontext()
+
+    def memory_use(self) -> MemoryUse | None:
+        """The device's memory now; ``None`` (the default) where it is the host's, or cannot be told."""
+        return None
 
     def settle(self, tag: str, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
         """``tensors`` of ``tag`` stay where they are as long as the engine lives: ``weights`` are loaded, ``kv`` is reserved and not written yet. A platform

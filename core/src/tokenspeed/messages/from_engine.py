@@ -176,6 +176,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
         plan: the verified plugin plan and selections, plain JSON.
         config: the effective settings, plain JSON.
         host_pages: of the host tier, of all cache groups; 0 without one. It and the sizes are those of one rank.
+        graphs: how many graphs were captured, of what and in what time, or why there are none or fewer than could be; empty where the platform has none.
+        memory: bytes of the device by use (``weights``, ``kv``, ``graphs``, ``steps``, ``free``) and in ``total``; empty where the platform does not tell.
     """
 
     max_model_len: int
@@ -191,6 +193,8 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     config: dict[str, Any]
     host_pages: int = 0
     host_bytes: int = 0
+    graphs: str = ""
+    memory: dict[str, int] = {}
 
 
 class EngineReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):

@@ -67,7 +67,7 @@ KERNEL_OBJECTIVES: tuple[str, ...] = ("latency", "throughput", "portability", "d
 class Priority(IntEnum):
     """Rank of a contribution when nothing else decides; plugins named in ``--plugins`` are raised to ``PLUGIN``.
 
-    Flags, what the model says it needs, the more specific model class, and a platform's own order of attention backends go before it.
+    Flags, what the model says it needs, the more specific model class, and a platform's own order go before it.
     """
 
     REFERENCE = 0

@@ -11,6 +11,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import torch
@@ -90,6 +91,11 @@ class DecodeGraphs:
         self._query_start = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._minus_one = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._replays: dict[tuple[int, tuple[int, ...]], Callable[[], None]] = {}
+
+    @property
+    def planned(self) -> int:
+        """Graphs that ``capture`` makes."""
+        return len(self._sizes) * prod(len(backend.graph_variants) for backend in self._backends)
 
     @property
     def count(self) -> int:

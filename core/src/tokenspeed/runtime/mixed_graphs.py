@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -125,6 +126,11 @@ class MixedGraphs:
         self._logits = torch.zeros((most, vocab_size), dtype=dtype, device=device)
         self._minus_one = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._replays: dict[tuple[int, int, tuple[int, ...]], Callable[[], None]] = {}
+
+    @property
+    def planned(self) -> int:
+        """Graphs that ``capture`` makes."""
+        return len(self._fields) * prod(len(_captured(backend)) for backend in self._backends)
 
     @property
     def count(self) -> int:

@@ -126,8 +126,10 @@ class SlotSampling:
             counts[slot].zero_()
             in_prompt[slot].zero_()
             in_prompt[slot].index_fill_(0, to_device(self._prompt[slot].astype(np.int64), self._device), True)
-            output = np.frombuffer(request.output, dtype="<i4").astype(np.int64)
-            counts[slot] += to_device(np.bincount(output, minlength=self._vocab_size).astype(np.int32), self._device)
+            if request.output:
+                output = np.frombuffer(request.output, dtype="<i4").astype(np.int64)
+                before = np.bincount(output, minlength=self._vocab_size).astype(np.int32)
+                counts[slot] += to_device(before, self._device)
         self._cached_rows = None
 
     def rows(self, slots: npt.NDArray[np.int32]) -> SamplingRows:

@@ -29,7 +29,7 @@ from tokenspeed.plugins.selection import load_target
 found = load_target({detect!r})()
 platform = load_target({target!r})(PlatformContext())
 if found is not None:
-    platform.capability, platform.defaults, platform.preferences("kernel"), platform.supports_graphs, platform.describe()
+    platform.capability, platform.defaults, platform.preferences("attention_backend"), platform.supports_graphs, platform.describe()
     platform.default_dtype_name("bfloat16")
 assert "torch" not in sys.modules, "torch was imported"
 print("yes" if found is not None else "no")
@@ -85,7 +85,7 @@ class PlatformSuite:
 
     def test_preferences_are_names(self, platform: Platform) -> None:
         """An order of names for each kind, empty for kinds it has no opinion on."""
-        for kind in ("attention_backend", "kernel", "no such kind"):
+        for kind in ("attention_backend", "attention_backend.decode", "model", "grammar_backend", "no such kind"):
             order = platform.preferences(kind)
             assert len(set(order)) == len(order)
             assert all(isinstance(name, str) and name for name in order)

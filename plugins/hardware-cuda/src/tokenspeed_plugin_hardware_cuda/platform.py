@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tokenspeed.errors import PluginError
-from tokenspeed.interfaces.platform import Platform, PlatformContext, PlatformDefaults
+from tokenspeed.interfaces.platform import MemoryUse, Platform, PlatformContext, PlatformDefaults
 from tokenspeed_plugin_hardware_cuda.nvml import Gpu, query, visible
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["CudaPlatform"]
-
-#: Memory that neither torch nor the pool sees: the context, library workspaces, and growth of the allocator between steps.
-_UNSEEN_BYTES = 512 * 2**20
 
 
 class CudaPlatform(Platform):
@@ -27,6 +25,7 @@ class CudaPlatform(Platform):
 
     def __init__(self, ctx: PlatformContext) -> None:
         super().__init__(ctx)
+        self._tags: dict[str, int] = {}
         self._graph_pool: Any = None
         self._capture_stream: torch.cuda.Stream | None = None
 
@@ -90,12 +89,36 @@ class CudaPlatform(Platform):
         return "bfloat16" if model_dtype == "float32" else model_dtype
 
     def kv_memory_bytes(self, utilization: float) -> int:
-        """What ``utilization`` of the device leaves beside everything allocated so far."""
+        """What ``utilization`` of the device leaves beside everything in use, by this process or others, and what the allocator keeps for steps."""
+        use = self.memory_use()
+        return max(0, int(use.free - (1.0 - utilization) * use.total))
+
+    def memory_use(self) -> MemoryUse:
+        """As the driver and torch's allocator tell."""
         import torch
 
-        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
-        return max(0, int(free - (1.0 - utilization) * total) - _UNSEEN_BYTES)
+        scratch = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return MemoryUse(total=total, free=free, scratch=scratch, tags=dict(self._tags))
+
+    @contextmanager
+    def allocate(self, tag: str) -> Iterator[None]:
+        """Count what is taken inside, context of libraries and driver included."""
+        import torch
+
+        before, _ = torch.cuda.mem_get_info(self.device)
+        try:
+            yield
+        finally:
+            after, _ = torch.cuda.mem_get_info(self.device)
+            self._tags[tag] = self._tags.get(tag, 0) + max(0, before - after)
+
+    def settle(self, tag: str, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
+        """Loaded weights leave blocks of what they were made from in the allocator: give them back."""
+        import torch
+
+        if tag == "weights":
+            torch.cuda.empty_cache()
 
     def collective_backend(self) -> str:
         """NCCL."""
