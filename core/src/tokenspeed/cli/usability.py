@@ -8,7 +8,7 @@ from typing import Any
 from tokenspeed.plugins.manager import PluginHost, PluginRecord, innermost_cause
 from tokenspeed.plugins.registry import Contribution, spec_key
 from tokenspeed.plugins.requirements import missing_requirements
-from tokenspeed.plugins.selection import load_target
+from tokenspeed.plugins.selection import load_target, probe
 from tokenspeed.plugins.specs import PlatformSpec, Spec
 from tokenspeed.plugins.watchdog import LoadLimits, Watchdog
 
@@ -33,7 +33,9 @@ class Usability:
             return ""
         if isinstance(spec, PlatformSpec):
             return self._platforms[c.name]
-        return "; ".join([*self._lacks(c), *([away] if (away := self._elsewhere(spec)) else [])])
+        lacks, away = self._lacks(c), self._elsewhere(spec)
+        own = "" if lacks or away else probe(spec)
+        return "; ".join(text for text in (*lacks, away, own) if text)
 
     def elsewhere(self, record: PluginRecord) -> str:
         """What of an active plugin runs on devices only that are not here; an empty string for nothing."""
@@ -83,7 +85,10 @@ class Usability:
         if description is not None:
             return ""
         asks = "tokenspeed_doctor" in self._host.records[c.plugin].hooks
-        return "finds no such device here" + (f" (`tokenspeed plugins doctor {c.plugin}` says why)" if asks else "")
+        why = f": {lacking}" if (lacking := probe(c.spec)) else ""
+        return f"finds no such device here{why}" + (
+            f" (`tokenspeed plugins doctor {c.plugin}` says why)" if asks and not why else ""
+        )
 
 
 def _label(spec: Spec) -> str:

@@ -19,7 +19,7 @@ from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
 from tokenspeed.plugins.specs import Spec
 
-__all__ = ["Choice", "Loser", "Need", "check_api", "load_target", "owners", "refusals", "select"]
+__all__ = ["Choice", "Loser", "Need", "check_api", "load_target", "owners", "probe", "refusals", "select"]
 
 S = TypeVar("S", bound=Spec)
 
@@ -183,7 +183,8 @@ def _verdict(
     requirements: Callable[[tuple[str, ...]], Sequence[str]],
 ) -> _Verdict:
     unfit = []
-    if platform is not None and c.spec.platforms and platform not in c.spec.platforms:
+    away = platform is not None and c.spec.platforms and platform not in c.spec.platforms
+    if away:
         unfit.append(f"runs on {', '.join(c.spec.platforms)}, not on {platform}")
     lacks = fits(c.spec)
     if lacks:
@@ -192,7 +193,21 @@ def _verdict(
     if active is not None:
         broken += [f"needs plugin {name}, which is not active" for name in c.spec.needs if name not in active]
     broken += requirements(c.spec.requires)
+    if not away and not broken and (lacking := probe(c.spec)):
+        broken.append(lacking)
     return _Verdict(tuple(unfit), tuple(broken))
+
+
+def probe(spec: Spec) -> str:
+    """What ``spec.probe`` says that this machine lacks; an empty string for nothing, or without one."""
+    if not spec.probe:
+        return ""
+    try:
+        return str(load_target(spec.probe)())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"what it needs cannot be found out: {type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _spellings(c: Contribution[S], names: Callable[[S], Sequence[str]]) -> set[str]:

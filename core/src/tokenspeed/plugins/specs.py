@@ -89,6 +89,8 @@ class Spec:
         platforms: platform names it runs on; empty means any.
         requires: requirement strings (PEP 508) that must be installed, or ``import:MODULE of DISTRIBUTIONS``: a top-level module that several bring.
         needs: names of plugins that must be active with it.
+        probe: ``"package.module:function"`` of a function ``() -> str`` that says in a phrase what this machine lacks for it beyond ``requires`` (a compiler, a
+            driver), or nothing; empty for none. It imports nothing heavy. Asked on the platforms that it runs on.
         opt_in: considered only when named by a flag or when its plugin is named in ``--plugins``.
         description: one line for ``tokenspeed plugins show``.
     """
@@ -103,6 +105,7 @@ class Spec:
     platforms: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    probe: str = ""
     opt_in: bool = False
     description: str = ""
 

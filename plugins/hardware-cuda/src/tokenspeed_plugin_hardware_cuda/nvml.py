@@ -9,7 +9,7 @@ import ctypes
 import os
 from dataclasses import dataclass
 
-__all__ = ["Gpu", "NvmlError", "detect", "query", "visible"]
+__all__ = ["Gpu", "NvmlError", "absence", "detect", "query", "visible"]
 
 MINIMUM = (9, 0)
 
@@ -36,7 +36,7 @@ def _load() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as error:
-        raise NvmlError(f"the NVIDIA driver is not installed (libnvidia-ml.so.1: {error})") from None
+        raise NvmlError(f"the NVIDIA driver is not installed ({error})") from None
 
 
 def query() -> list[Gpu]:
@@ -105,3 +105,22 @@ def detect() -> str | None:
     first = usable[0]
     more = f" and {len(usable) - 1} more" if len(usable) > 1 else ""
     return f"{first.name}, sm_{first.capability[0]}{first.capability[1]}, {first.memory / 2**30:.0f} GiB{more}"
+
+
+def absence() -> str:
+    """Why ``detect`` finds nothing, as a phrase; an empty string where it finds something."""
+    try:
+        gpus = query()
+    except NvmlError as error:
+        return str(error)
+    seen = visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not seen:
+        count = len(gpus)
+        return (
+            f"none of {count} GPUs is visible (CUDA_VISIBLE_DEVICES)" if count else "the NVIDIA driver manages no GPU"
+        )
+    if any(gpu.capability >= MINIMUM for gpu in seen):
+        return ""
+    best = max(seen, key=lambda gpu: gpu.capability)
+    here, least = (".".join(map(str, version)) for version in (best.capability, MINIMUM))
+    return f"{best.name} has compute capability {here}, and {least} or above is needed"

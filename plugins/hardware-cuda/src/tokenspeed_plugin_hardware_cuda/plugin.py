@@ -15,6 +15,7 @@ def tokenspeed_platforms() -> list[PlatformSpec]:
             device_type="cuda",
             target="tokenspeed_plugin_hardware_cuda.platform:CudaPlatform",
             detect="tokenspeed_plugin_hardware_cuda.nvml:detect",
+            probe="tokenspeed_plugin_hardware_cuda.nvml:absence",
             priority=Priority.SPECIALIZED,
             description="NVIDIA GPUs of compute capability 9.0 and above",
         )

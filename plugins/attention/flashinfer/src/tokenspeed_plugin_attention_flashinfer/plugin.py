@@ -15,6 +15,7 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
             priority=Priority.PERFORMANT,
             platforms=("cuda",),
             requires=("flashinfer-python>=0.6",),
+            probe="tokenspeed_plugin_attention_flashinfer.toolkit:lacking",
             supports=AttentionSupport(
                 kinds=("mha", "gqa"),
                 dtypes=("bf16", "fp16"),
