@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenspeed.cli.table import columns
-from tokenspeed.engine.choices import PHASES, AttentionUse, choose_backends
+from tokenspeed.engine.attention_choice import PHASES, AttentionUse, choose_backends
 from tokenspeed.engine.settings import DTYPES, KV_DTYPES, AttentionShape
 from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.interfaces.kernel import KernelRequest
@@ -201,7 +201,7 @@ def _print_inside(
     options = _options(host, args).get(winner.plugin, {})
     text: str = load_target(winner.spec.tells)(capability, args.device_name, request.shape, options)
     if text:
-        print("\n" + "\n".join(f"{winner.name}: {line}" for line in text.splitlines()))
+        print(f"\n{winner.name}: " + "\n  ".join(text.splitlines()))
 
 
 def _options(host: PluginHost, args: argparse.Namespace) -> Mapping[str, Mapping[str, Any]]:

@@ -17,11 +17,12 @@ from tokenspeed import __version__
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine import choices
 from tokenspeed.engine.accelerators import Accelerator, present_accelerators
+from tokenspeed.engine.attention_choice import PHASES, AttentionChoice, AttentionUse, attention_slot, choose_attention
 from tokenspeed.engine.grammar_choice import choose_grammar_backend
 from tokenspeed.engine.kv_events.config import check_kv_events
 from tokenspeed.engine.option_use import unread_options
 from tokenspeed.engine.report import explain_text, to_json
-from tokenspeed.engine.settings import DTYPES, attention_shape, resolve_dtype, resolve_limits, resolve_parallel
+from tokenspeed.engine.settings import DTYPES, attention_shapes, resolve_dtype, resolve_limits, resolve_parallel
 from tokenspeed.plugins.dispatch import EventCalls
 from tokenspeed.plugins.kernel_select import KernelRegistry
 from tokenspeed.plugins.kernel_times import KernelTimes, device_key
@@ -63,6 +64,7 @@ class Assembly:
         host: plugins as they were loaded; ``registry`` is its frozen registry.
         platform: the platform object of local rank 0, for what assembly may read of it.
         choices: slot to choice, with every loser's reason.
+        attention_kinds: kinds of attention layers that have backends of their own, of ``full``, ``window`` and ``mla``, the main one first.
         kv_layout, page_size: what core lays out the KV pool by.
         options: final option values by plugin.
         events: calls the event hooks of the plugins in the plan.
@@ -76,6 +78,7 @@ class Assembly:
     host: PluginHost
     platform: Platform
     choices: Mapping[str, Choice[Any]]
+    attention_kinds: tuple[str, ...]
     kv_layout: KVLayout
     page_size: int
     options: Mapping[str, Mapping[str, Any]]
@@ -100,8 +103,12 @@ class Assembly:
 
     @property
     def attention(self) -> dict[str, AttentionBackendSpec]:
-        """Backend of each phase, ``extend`` and ``decode``."""
-        return {phase: self.choices[f"attention.{phase}"].spec for phase in choices.PHASES}
+        """Backend of each phase, ``extend`` and ``decode``, of the main kind of layers."""
+        return {phase: self.choices[f"attention.{phase}"].spec for phase in PHASES}
+
+    def attention_slots(self, kind: str) -> dict[str, str]:
+        """Slot of each phase for layers of ``kind``; a kind that was not told apart is served by the main one."""
+        return {phase: attention_slot(self.attention_kinds, kind, phase) for phase in PHASES}
 
     @property
     def tool_parser(self) -> ToolParserSpec | None:
@@ -211,20 +218,23 @@ def assemble(
     model_choice = choices.choose_model(host, model, platform_choice.spec.name, platform.preferences("model"))
     slots.take("model", model_choice)
 
-    shape = attention_shape(model.config)
+    shapes = attention_shapes(model.config, model_choice.spec.attention_kinds)
     dtype, kv_dtype = resolve_dtype(config, model, platform)
     resolved = msgspec.structs.replace(
         resolve_limits(config, model, platform),
         model_path=str(model.path),
         dtype=dtype,
         kv_cache_dtype=kv_dtype,
-        parallel=resolve_parallel(config.parallel, shape),
+        parallel=resolve_parallel(config.parallel, next(iter(shapes.values()))),
         device=choices.device_name(host, platform_choice),
     )
-    use = choices.AttentionUse(shape=shape, dtype=dtype, kv_dtype=kv_dtype, page_size=config.block_size)
-    attention = choices.choose_attention(host, resolved, use, model_choice, platform_choice.spec.name, platform)
-    for phase, choice in attention.by_phase.items():
-        slots.take(f"attention.{phase}", choice)
+    uses = {
+        kind: AttentionUse(shape=shape, dtype=dtype, kv_dtype=kv_dtype, page_size=config.block_size)
+        for kind, shape in shapes.items()
+    }
+    attention = choose_attention(host, resolved, uses, model_choice, platform_choice.spec.name, platform)
+    for slot, choice in attention.slots.items():
+        slots.take(slot, choice)
     _take_parsers(slots, host, model_choice, tool_call_parser, reasoning_parser)
     renderer_choice, renderer_warning = choices.choose_renderer(host, renderer, model_choice)
     slots.take("renderer", renderer_choice)
@@ -258,8 +268,7 @@ def assemble(
     resolved = msgspec.structs.replace(
         resolved,
         block_size=attention.page_size,
-        prefill_attention_backend=attention.by_phase["extend"].winner.name,
-        decode_attention_backend=attention.by_phase["decode"].winner.name,
+        **attention.asked(config),
         grammar_backend=grammar.winner.name if grammar is not None else None,
         kvstore=slots.choices["kv_store"].winner.name if config.kvstore is not None else None,
     )
@@ -281,6 +290,7 @@ def assemble(
         host=host,
         platform=platform,
         choices=slots.choices,
+        attention_kinds=tuple(shapes),
         kv_layout=attention.layout,
         page_size=attention.page_size,
         options=options,
@@ -328,7 +338,7 @@ def _make_plan(
     host: PluginHost,
     chosen: Mapping[str, Choice[Any]],
     config: EngineConfig,
-    attention: choices.AttentionChoice,
+    attention: AttentionChoice,
     options: Mapping[str, dict[str, Any]],
 ) -> PluginPlan:
     kernels = choices.usable_kernels(host, chosen["platform"].spec.name, config.kernel_overrides)

@@ -20,7 +20,7 @@ __all__ = ["bootstrap", "verify_plan"]
 
 #: Slots that a process of each role loads: the others stay strings there.
 _SLOTS = {
-    "engine": ("platform", "model", "attention.extend", "attention.decode", "grammar_backend", "kv_store"),
+    "engine": ("platform", "model", "attention", "grammar_backend", "kv_store"),
     "server": ("tool_parser", "reasoning_parser", "renderer"),
     "cli": (),
 }
@@ -84,9 +84,9 @@ def bootstrap(
     except TokenSpeedError as error:
         raise type(error)(f"{error}\n{where} cannot carry out the plan of the server") from error
     verify_plan(plan, assembly, where)
-    for slot in _SLOTS[role]:
-        if slot in plan.slots:
-            load_target(plan.slots[slot].target)
+    for slot, filled in plan.slots.items():
+        if slot.partition(".")[0] in _SLOTS[role]:
+            load_target(filled.target)
     assembly.events.configure(plan.to_json())
     assembly.events.process_init(ProcessInitContext(role=role, rank=rank, world_size=world_size))
     return assembly

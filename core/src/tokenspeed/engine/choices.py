@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.accelerators import Accelerator
 from tokenspeed.engine.advice import how_to_get, left_out, where_parsers_are
-from tokenspeed.engine.settings import DTYPES, KV_DTYPES, AttentionShape
 from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.interfaces.platform import Platform, PlatformContext
 from tokenspeed.plugins.manager import PluginHost, innermost_cause
@@ -17,7 +15,6 @@ from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
 from tokenspeed.plugins.selection import Choice, Need, load_target, owners, select
 from tokenspeed.plugins.specs import (
-    AttentionBackendSpec,
     KernelSpec,
     KVStoreSpec,
     ModelSpec,
@@ -25,18 +22,12 @@ from tokenspeed.plugins.specs import (
     RendererSpec,
     Spec,
 )
-from tokenspeed.types import KVLayout
 
 if TYPE_CHECKING:
     from tokenspeed.weights.describe import ModelDescription
 
 __all__ = [
-    "PHASES",
-    "AttentionChoice",
-    "AttentionUse",
     "check_kv_store",
-    "choose_attention",
-    "choose_backends",
     "choose_kv_store",
     "choose_model",
     "choose_parser",
@@ -46,9 +37,6 @@ __all__ = [
     "make_platform",
     "usable_kernels",
 ]
-
-PHASES = ("extend", "decode")
-_PHASE_FLAGS = {"extend": "prefill_attention_backend", "decode": "decode_attention_backend"}
 
 
 def choose_platform(
@@ -173,140 +161,6 @@ def choose_model(
         excluded=host.broken,
         nothing_fits=advice,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionUse:
-    """What attention will be used for; ``page_size`` is the user's, or ``None``."""
-
-    shape: AttentionShape
-    dtype: str
-    kv_dtype: str
-    page_size: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionChoice:
-    """A backend for each phase, and the KV layout and page size that they share."""
-
-    by_phase: Mapping[str, Choice[AttentionBackendSpec]]
-    layout: KVLayout
-    page_size: int
-
-
-def choose_attention(
-    host: PluginHost,
-    config: EngineConfig,
-    use: AttentionUse,
-    model: Choice[ModelSpec],
-    platform_name: str,
-    platform: Platform,
-) -> AttentionChoice:
-    """Backends for both phases. A phase that was set by a flag goes first, so that the other one can be chosen to share its pages.
-
-    Raises:
-        ConfigError: a flag names nothing; PluginError: nothing fits, or both were set and share no layout or page size.
-    """
-    need = Need(model.spec.attention_backend, f"model {model.winner.name}") if model.spec.attention_backend else None
-    flags: dict[str, tuple[str, str]] = {}
-    for phase in PHASES:
-        own = getattr(config, _PHASE_FLAGS[phase])
-        if name := own or config.attention_backend:
-            flags[phase] = (name, f"--{_PHASE_FLAGS[phase].replace('_', '-')}" if own else "--attention-backend")
-    by_phase = choose_backends(host, use, platform_name, platform.preferences, flags=flags, need=need)
-    extend, decode = by_phase["extend"].spec, by_phase["decode"].spec
-    layout = _shared(extend.supports.layouts, decode.supports.layouts)[0]
-    sizes = _shared(extend.supports.page_sizes, decode.supports.page_sizes)
-    page_size = use.page_size or (sizes[0] if sizes else platform.defaults.page_size)
-    return AttentionChoice(by_phase=by_phase, layout=KVLayout(layout), page_size=page_size)
-
-
-def choose_backends(
-    host: PluginHost,
-    use: AttentionUse,
-    platform_name: str,
-    preferences: Callable[[str], Sequence[str]],
-    *,
-    flags: Mapping[str, tuple[str, str]] | None = None,
-    need: Need | None = None,
-    also: Callable[[AttentionBackendSpec], str] = lambda _: "",
-) -> dict[str, Choice[AttentionBackendSpec]]:
-    """A backend for each of ``PHASES``; the second shares the pages of the first.
-
-    Args:
-        preferences: of ``Platform``.
-        flags: by phase, the name that was asked for and the flag that did.
-        also: a further gate, for what only the caller knows.
-
-    Raises:
-        ConfigError: a flag names nothing; PluginError: nothing fits a phase.
-    """
-    asked = flags or {}
-    chosen: dict[str, Choice[AttentionBackendSpec]] = {}
-    for phase in sorted(PHASES, key=lambda phase: phase not in asked):
-        other = next(iter(chosen.values()), None)
-        name, flag_name = asked.get(phase, (None, ""))
-
-        def fits(
-            spec: AttentionBackendSpec, phase: str = phase, other: Choice[AttentionBackendSpec] | None = other
-        ) -> str:
-            return _attention_gate(spec, phase, use) or also(spec) or _sharing_gate(spec, other, use)
-
-        chosen[phase] = select(
-            f"attention backend ({phase})",
-            host.registry.specs("attention_backend"),
-            flag=name,
-            flag_name=flag_name,
-            need=need,
-            preferences=preferences(f"attention_backend.{phase}") or preferences("attention_backend"),
-            platform=platform_name,
-            active=host.active,
-            fits=fits,
-            excluded=host.broken,
-        )
-    return {phase: chosen[phase] for phase in PHASES}
-
-
-def _shared(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
-    """What both list, in the order of ``first``; an empty list means any, so that the other one decides."""
-    if not first or not second:
-        return list(first or second)
-    return [value for value in first if value in second]
-
-
-def _attention_gate(spec: AttentionBackendSpec, phase: str, use: AttentionUse) -> str:
-    supports = spec.supports
-    dtype, kv_dtype = DTYPES[use.dtype], KV_DTYPES[use.kv_dtype]
-    if phase not in supports.phases:
-        return f"does not run {phase}"
-    if use.shape.kind not in supports.kinds:
-        return f"supports {', '.join(supports.kinds)}, not {use.shape.kind}"
-    if use.shape.window and "window" not in supports.kinds:
-        return "supports no sliding window, which the model has"
-    if use.shape.softcap and not supports.softcap:
-        return "supports no soft cap of attention logits, which the model has"
-    if supports.dtypes and dtype not in supports.dtypes:
-        return f"takes {', '.join(supports.dtypes)}, not {dtype}"
-    if supports.kv_dtypes and kv_dtype not in supports.kv_dtypes:
-        return f"takes a KV cache of {', '.join(supports.kv_dtypes)}, not {kv_dtype}"
-    if supports.head_dims and use.shape.head_dim not in supports.head_dims:
-        return f"takes head sizes {', '.join(map(str, supports.head_dims))}, not {use.shape.head_dim}"
-    if use.page_size and supports.page_sizes and use.page_size not in supports.page_sizes:
-        return f"takes page sizes {', '.join(map(str, supports.page_sizes))}, not {use.page_size}"
-    return ""
-
-
-def _sharing_gate(spec: AttentionBackendSpec, other: Choice[AttentionBackendSpec] | None, use: AttentionUse) -> str:
-    """Both phases read the same pages."""
-    if other is None:
-        return ""
-    theirs = other.spec.supports
-    if not _shared(spec.supports.layouts, theirs.layouts):
-        return f"shares no KV layout with {other.winner.name} ({other.slot})"
-    both_limit = spec.supports.page_sizes and theirs.page_sizes
-    if both_limit and not use.page_size and not _shared(spec.supports.page_sizes, theirs.page_sizes):
-        return f"shares no page size with {other.winner.name} ({other.slot})"
-    return ""
 
 
 _P = TypeVar("_P", bound=Spec)

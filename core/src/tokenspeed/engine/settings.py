@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tokenspeed.config import EngineConfig, ParallelConfig
-from tokenspeed.errors import ConfigError
+from tokenspeed.errors import ConfigError, PluginError
 
 if TYPE_CHECKING:
     from tokenspeed.interfaces.platform import Platform
@@ -20,6 +20,7 @@ __all__ = [
     "KV_DTYPES",
     "AttentionShape",
     "attention_shape",
+    "attention_shapes",
     "resolve_dtype",
     "resolve_limits",
     "resolve_parallel",
@@ -55,6 +56,9 @@ _BOUNDS = {
 
 _UNSET = EngineConfig(model="")
 
+#: Kinds of attention layers, the main one of a model first.
+_KINDS = ("full", "window", "mla")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
@@ -81,23 +85,67 @@ def attention_shape(config: Mapping[str, Any]) -> AttentionShape:
     are bound to their backends, before the first request.
     """
     text = text_config(config)
+    shape = _shape_of_heads(text)
+    return _shape_of_latents(text, shape) if text.get("kv_lora_rank") else shape
+
+
+def attention_shapes(config: Mapping[str, Any], kinds: Sequence[str] = ()) -> dict[str, AttentionShape]:
+    """What each kind of the model's attention layers asks, by ``full``, ``window`` and ``mla``; the first one is the main kind.
+
+    ``config.json`` tells windows and full attention apart by ``layer_types``. Where it does not, there is one kind, and whatever serves it must be able to do
+    all that the configuration speaks of.
+
+    Args:
+        kinds: of ``ModelSpec.attention_kinds``; they come before what the configuration says.
+
+    Raises:
+        ConfigError: a key is missing.
+        PluginError: ``kinds`` holds something else.
+    """
+    text = text_config(config)
+    main = attention_shape(config)
+    types = text.get("layer_types")
+    if kinds:
+        if unknown := [kind for kind in kinds if kind not in _KINDS]:
+            raise PluginError(
+                f"the model's spec lists attention_kinds {', '.join(unknown)}; there are {', '.join(_KINDS)}"
+            )
+        heads = _shape_of_heads(text)
+        shapes = {
+            "full": lambda: replace(heads, window=False),
+            "window": lambda: replace(heads, window=True),
+            "mla": lambda: replace(_shape_of_latents(text, heads), window=False),
+        }
+        return {kind: shapes[kind]() for kind in _KINDS if kind in kinds}
+    told = {str(kind) for kind in types} if isinstance(types, (list, tuple)) else set()
+    if main.window and main.kind != "mla" and {"full_attention", "sliding_attention"} <= told:
+        return {"full": replace(main, window=False), "window": main}
+    return {"mla" if main.kind == "mla" else "window" if main.window else "full": main}
+
+
+def _shape_of_heads(text: Mapping[str, Any]) -> AttentionShape:
     try:
         q_heads = int(text["num_attention_heads"])
         kv_heads = int(text.get("num_key_value_heads") or q_heads)
         head_dim = int(text.get("head_dim") or text["hidden_size"] // q_heads)
     except KeyError as error:
         raise ConfigError(f"the model's configuration has no {error.args[0]!r}, which attention is chosen by") from None
-    kind = "mha" if kv_heads == q_heads else "gqa"
-    if text.get("kv_lora_rank"):
-        kind, kv_heads, head_dim = "mla", 1, int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim") or 0)
     return AttentionShape(
-        kind=kind,
+        kind="mha" if kv_heads == q_heads else "gqa",
         head_dim=head_dim,
         q_heads=q_heads,
         kv_heads=kv_heads,
         window=bool(text.get("sliding_window")) and text.get("use_sliding_window") is not False,
         softcap=bool(text.get("attn_logit_softcapping")),
     )
+
+
+def _shape_of_latents(text: Mapping[str, Any], heads: AttentionShape) -> AttentionShape:
+    try:
+        size = int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim") or 0)
+    except KeyError as error:
+        raise ConfigError(f"the model's configuration has no {error.args[0]!r}, which attention is chosen by") from None
+    return replace(heads, kind="mla", kv_heads=1, head_dim=size)
 
 
 def resolve_parallel(parallel: ParallelConfig, shape: AttentionShape) -> ParallelConfig:

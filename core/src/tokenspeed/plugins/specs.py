@@ -118,6 +118,8 @@ class ModelSpec(Spec):
         architectures: ``architectures[0]`` values of ``config.json`` it accepts.
         model_type: narrows the match to one ``model_type``; the more specific spec wins, then one whose plugin ``--plugins`` names.
         attention_backend: name of the backend the model needs, or empty for any that supports its kind.
+        attention_kinds: which kinds of attention layers the class makes, of ``full``, ``window`` and ``mla``, where ``config.json`` alone does not tell:
+            each gets backends of its own. Empty: what ``config.json`` says.
         tool_parser: parser that ``--tool-call-parser auto`` takes for this model.
         reasoning_parser: parser that ``--reasoning-parser auto`` takes.
         renderer: renderer that ``--renderer auto`` takes; empty for the tokenizer's chat template.
@@ -129,6 +131,7 @@ class ModelSpec(Spec):
     architectures: tuple[str, ...]
     model_type: str | None = None
     attention_backend: str = ""
+    attention_kinds: tuple[str, ...] = ()
     tool_parser: str = ""
     reasoning_parser: str = ""
     renderer: str = ""
