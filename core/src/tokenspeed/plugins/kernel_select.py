@@ -307,6 +307,8 @@ class KernelRegistry:
                     )
                 try:
                     target = target(self._context_factory(winner.plugin))
+                except ConfigError:  # a setting that the user must put right; another kernel would hide it
+                    raise
                 except Exception as error:
                     raise PluginError(
                         f"{type(error).__name__}: {error}\nkernel {winner.name} cannot be built"

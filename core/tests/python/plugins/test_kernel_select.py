@@ -45,6 +45,9 @@ def pooled(ctx):
     made.append(ctx)
     return lambda x: "pooled"
 def sick_factory(ctx): raise OSError("no huge pages")
+def misled(ctx):
+    from tokenspeed.errors import ConfigError
+    raise ConfigError("the file is of another card")
 """,
     )
     return folder
@@ -180,6 +183,12 @@ def test_a_kernel_that_cannot_be_loaded_is_replaced_with_a_warning_that_names_bo
     assert "cannot be loaded" in dict(kernels.explain(request()))["ours:fast"]
     with pytest.raises(PluginError):
         registry(fast, context_factory=str, overrides={"norm.rms_norm": "fast"}).select(request())
+
+
+def test_a_setting_that_a_factory_refuses_is_not_passed_over(parts: Any) -> None:
+    misled = kernel("misled", factory=True, priority=Priority.PERFORMANT)
+    with pytest.raises(ConfigError, match="the file is of another card"):
+        registry(misled, context_factory=str).select(request())
 
 
 def test_when_everything_fails_to_load_the_first_cause_comes_first(parts: Any) -> None:

@@ -1,17 +1,26 @@
-"""Every kernel compiles for each architecture it is meant for, without a device."""
+"""Every kernel compiles for each architecture it is meant for, without a device, and no tile takes more of one than it has."""
+
+from dataclasses import replace
 
 import pytest
 import triton
 from tokenspeed_plugin_kernels_triton import activation, cache, draw, gemm, gemv, norm, rope, sampling
+from tokenspeed_plugin_kernels_triton.limits import shared_memory_limit
+from tokenspeed_plugin_kernels_triton.tuning import load_tuning
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_103": GPUTarget("cuda", 103, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
     "gfx950": GPUTarget("hip", "gfx950", 64),
 }
+CAPABILITY = {
+    "sm_90": (9, 0), "sm_100": (10, 0), "sm_103": (10, 3), "sm_120": (12, 0), "gfx942": (9, 4, 2), "gfx950": (9, 5, 0),
+}  # fmt: skip
 BF, F32, F64, I32, I64 = "*bf16", "*fp32", "*fp64", "*i32", "*i64"
 ROWS = {"x_ptr": BF, "w_ptr": BF, "bias_ptr": BF, "out_ptr": BF, "N": "i32", "K": "i32"}
 KERNELS = {
@@ -47,6 +56,11 @@ KERNELS = {
         {"x_ptr": BF, "res_ptr": BF, "w_ptr": BF, "out_ptr": BF, "H": "i32", "stride_x": "i32", "eps": "fp32"},
         {"ADD": True, "BLOCK": 4096, "PDL": True},
     ),
+    "rms_norm": (
+        norm._rms_norm,
+        {"x_ptr": BF, "res_ptr": BF, "w_ptr": BF, "out_ptr": BF, "H": "i32", "stride_x": "i32", "eps": "fp32"},
+        {"ADD": False, "BLOCK": 4096, "PDL": True},
+    ),
     "qkv_rope_write": (
         rope._qkv,
         {
@@ -56,6 +70,7 @@ KERNELS = {
         {"NORM": True, "INTERLEAVED": False, "D": 128, "RD": 128, "HALF": 64, "BH": 16, "PDL": True},
     ),
     "silu_and_mul": (activation._gated, {"x_ptr": BF, "out_ptr": BF, "width": "i32", "total": "i32"}, {"GELU": False, "BLOCK": 1024, "PDL": True}),
+    "gelu_tanh_and_mul": (activation._gated, {"x_ptr": BF, "out_ptr": BF, "width": "i32", "total": "i32"}, {"GELU": True, "BLOCK": 1024, "PDL": True}),
     "cache write": (
         cache._write,
         {
@@ -96,13 +111,42 @@ for name, pages in (("qkv_rope_write", ("k_ptr", "v_ptr")), ("cache write", ("kc
     KERNELS[f"{name}, fp8 pages"] = (fn, {**signature, **dict.fromkeys(pages, FP8)}, constants)
 
 
+def compiled(target, fn, signature, constants, **options):
+    if "PDL" in constants:  # NVIDIA's alone
+        constants = {**constants, "PDL": target.startswith("sm")}
+    # As the launcher does for what is aligned: other loads than without it, and other buffers.
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name != "M"} if options else {}
+    source = ASTSource(fn, {**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants, attrs=aligned)
+    # said outright: Triton 3.9 warns where it is left to a default that will change
+    return triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True, **options})
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernel_compiles_without_a_device(kernel, target):
-    fn, signature, constants = KERNELS[kernel]
-    if "PDL" in constants:  # NVIDIA's alone
-        constants = {**constants, "PDL": target.startswith("sm")}
-    source = ASTSource(fn, {**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants)
-    # said outright: Triton 3.9 warns where it is left to a default that will change
-    built = triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True})
+    built = compiled(target, *KERNELS[kernel])
     assert built.asm["cubin" if target.startswith("sm") else "hsaco"]
+    assert built.metadata.shared <= shared_memory_limit(CAPABILITY[target])
+
+
+def tiles():
+    """(target, rows, gated, tile) of what is taken on the searched card, and on other targets without a search."""
+    for target, capability in CAPABILITY.items():
+        tuning = load_tuning("NVIDIA H200" if target == "sm_90" else "", shared_memory_limit(capability))
+        chosen = {
+            (tuning.gemm(m, n, 4096, gated), gated)
+            for m in (1, 8, 32)
+            for n in (4096, 24576)
+            for gated in (False, m == 1)
+        }
+        yield from ((target, gated, replace(tile, split_k=1, ahead=0)) for tile, gated in chosen if tile.programs == 0)
+
+
+@pytest.mark.parametrize(("target", "gated", "tile"), sorted(set(tiles()), key=str), ids=str)
+def test_a_tile_takes_no_more_shared_memory_than_it_is_counted_with(target, gated, tile):
+    fn, signature, constants = KERNELS["gemv" if tile.bm == 1 else "small_m split"]
+    sizes = {"BN": tile.bn, "BK": tile.bk, "SPLIT_K": 1, "EVEN": True, "HAS_BIAS": False}
+    more = {"GATED": gated, "STAGES": tile.stages} if tile.bm == 1 else {"BM": tile.bm, "FIRST": 0}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages if tile.bm > 1 else 3}
+    built = compiled(target, fn, signature, {**constants, **sizes, **more}, **options)
+    assert built.metadata.shared <= tile.shared_bytes <= shared_memory_limit(CAPABILITY[target])

@@ -6,6 +6,7 @@ padded to 16, 32 or 64. K may be split; the pieces of an output tile are summed 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tokenspeed_plugin_kernels_triton.activation import silu_and_mul
 from tokenspeed_plugin_kernels_triton.early import early_launch, prefetch_lines
 from tokenspeed_plugin_kernels_triton.gemv import gemv, gemv_rows
+from tokenspeed_plugin_kernels_triton.limits import shared_memory_limit
 from tokenspeed_plugin_kernels_triton.splitk import store_or_reduce
 from tokenspeed_plugin_kernels_triton.tuning import MAX_ROWS, GemmConfig, load_tuning
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from tokenspeed.interfaces.kernel import KernelContext
 
 __all__ = ["GatedLinear", "Linear", "SmallGemm", "linear", "linear_silu_mul"]
+
+_log = logging.getLogger(__name__)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -64,19 +68,37 @@ def _small_m(
     store_or_reduce(acc, out_ptr, part_ptr, count_ptr, pid_n, pid_k, offs, mask, M * N, SPLIT_K)
 
 
+def _shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have: what the device says, where torch tells it."""
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        name = str(properties.gcnArchName).partition(":")[0]
+        return shared_memory_limit(tuple(int(digit, 16) for digit in (name[3:-2], *name[-2:])))
+    told = getattr(properties, "shared_memory_per_block_optin", 0)
+    return int(told) or shared_memory_limit(torch.cuda.get_device_capability(device))
+
+
 class SmallGemm:
     """Launches the kernels and owns the split-K workspace of one device.
 
     Args:
         device: where the workspace lives.
         max_elements: fp32 elements of the workspace; a call that would need more runs without splitting.
+        tiles: a file of ``tokenspeed tune-gemm`` for this device, or empty for the package's.
     """
 
-    def __init__(self, device: torch.device, max_elements: int = 1 << 23) -> None:
+    def __init__(self, device: torch.device, max_elements: int = 1 << 23, tiles: str = "") -> None:
         self._parts = torch.empty(max_elements, dtype=torch.float32, device=device)
         self._counts = torch.zeros(1 << 16, dtype=torch.int32, device=device)
         on_gpu = device.type == "cuda"
-        self._tuning = load_tuning(torch.cuda.get_device_name(device) if on_gpu else "")
+        name = torch.cuda.get_device_name(device) if on_gpu else ""
+        self.tuning = load_tuning(name, _shared_memory(device) if on_gpu else shared_memory_limit(()), tiles)
+        if on_gpu and not self.tuning.device:
+            _log.info("products of few rows: no tiles were searched on %s; `tokenspeed tune-gemm` searches them", name)
+        elif on_gpu and triton.__version__ not in self.tuning.evidence:
+            _log.info(
+                "products of few rows: tiles searched %s, here with triton %s", self.tuning.evidence, triton.__version__
+            )
         #: multiprocessors, whose number says how many programs can run at once
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 2
 
@@ -94,7 +116,7 @@ class SmallGemm:
         m, k = x.shape
         n = weight.shape[0] // 2 if gated else weight.shape[0]
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)
-        cfg = config or self._tuning.gemm(m, weight.shape[0], k, gated)
+        cfg = config or self.tuning.gemm(m, weight.shape[0], k, gated)
         split = cfg.split_k if cfg.split_k * m * n <= self._parts.numel() else 1
         even = n % cfg.bn == 0 and k % (cfg.bk * split) == 0
         grid = (triton.cdiv(n, cfg.bn), split)
@@ -153,7 +175,7 @@ def _shared(ctx: KernelContext) -> SmallGemm:
     """The split-K workspace of the rank, shared by all its layers."""
     small = ctx.shared.get("small_gemm")
     if not isinstance(small, SmallGemm):
-        small = ctx.shared["small_gemm"] = SmallGemm(ctx.device)
+        small = ctx.shared["small_gemm"] = SmallGemm(ctx.device, tiles=str(ctx.options.get("tiles", "")))
     return small
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenspeed.plugins import KernelSpec, Priority, hookimpl
+from tokenspeed.plugins import CommandSpec, KernelSpec, OptionSpec, Priority, hookimpl
 
 _HALF = ("bf16", "fp16")
 _ALL = ("bf16", "fp16", "fp32")
@@ -17,6 +17,7 @@ def _kernel(
     *,
     factory: bool = False,
     features: frozenset[str] = frozenset(),
+    tells: str = "",
 ) -> KernelSpec:
     return KernelSpec(
         name="triton",
@@ -29,6 +30,7 @@ def _kernel(
         dtypes=dtypes,
         factory=factory,
         features=features,
+        tells=f"tokenspeed_plugin_kernels_triton.{tells}" if tells else "",
     )
 
 
@@ -36,8 +38,8 @@ def _kernel(
 def tokenspeed_kernels() -> list[KernelSpec]:
     """One solution, ``triton``, for each mode."""
     return [
-        _kernel("gemm", "linear", "gemm:linear", _HALF, factory=True),
-        _kernel("gemm", "linear_silu_mul", "gemm:linear_silu_mul", _HALF, factory=True),
+        _kernel("gemm", "linear", "gemm:linear", _HALF, factory=True, tells="tuning:tells"),
+        _kernel("gemm", "linear_silu_mul", "gemm:linear_silu_mul", _HALF, factory=True, tells="tuning:tells_gated"),
         _kernel("norm", "rms_norm", "norm:rms_norm", _ALL),
         _kernel("norm", "add_rms_norm", "norm:add_rms_norm", _ALL),
         _kernel("rope", "qkv_rope_write", "rope:qkv_rope_write", _ALL, features=_KV_CASTS),
@@ -49,3 +51,17 @@ def tokenspeed_kernels() -> list[KernelSpec]:
         _kernel("sampling", "draw", "draw:draw", _ALL),
         _kernel("sampling", "apply_bitmask", "sampling:apply_bitmask", _ALL),
     ]
+
+
+@hookimpl
+def tokenspeed_options() -> list[OptionSpec]:
+    """Where tiles of another card are."""
+    text = "file of `tokenspeed tune-gemm --out`: tiles of products of 1 to 32 rows, searched on this very card"
+    return [OptionSpec(name="tiles", type=str, default="", help=text)]
+
+
+@hookimpl
+def tokenspeed_commands() -> list[CommandSpec]:
+    """The search for tiles."""
+    module, text = "tokenspeed_plugin_kernels_triton.search", "search tiles of products of few rows on this GPU"
+    return [CommandSpec(name="tune-gemm", target=module, help=text)]
