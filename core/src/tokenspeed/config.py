@@ -34,7 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         chunked_prefill_size: token budget of one step.
         max_total_tokens: tokens of the KV pool; ``None`` sizes it from memory.
         kv_cache_memory_bytes: memory budget of the KV pool instead of the platform's own choice.
-        gpu_memory_utilization: share of device memory that weights, graphs and KV may take together.
+        gpu_memory_utilization: share of device memory that weights, the largest step, graphs and KV may take together.
         block_size: tokens of a KV page; ``None`` lets the chosen backends decide.
         max_step_ms: bound on the predicted length of a step while decodes run; 0 is off, ``None`` lets the platform decide.
         disable_overlap_schedule: plan step N+1 only after the results of N; ``None`` lets the platform decide.
@@ -50,6 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         session_retain_percent: share of the device's KV pool that sessions may keep above others between their turns.
         kv_events_config: the JSON text of ``--kv-events-config``, or ``None`` for no KV events.
         kernel_overrides: ``family.mode`` to solution.
+        kernel_objective: what kernels are chosen for, of ``plugins.specs.KERNEL_OBJECTIVES``; backends that launch kernels of their own do not ask for it.
         kernel_times: file of ``tokenspeed kernels bench --save``, or ``None`` for no measured choice of kernels.
         seed: seeds requests that bring none.
     """
@@ -88,6 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     session_retain_percent: int = 50
     kv_events_config: str | None = None
     kernel_overrides: dict[str, str] = {}
+    kernel_objective: str = "latency"
     kernel_times: str | None = None
     plugins: str = ""
     plugin_options: dict[str, str] = {}

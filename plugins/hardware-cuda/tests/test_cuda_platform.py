@@ -1,5 +1,6 @@
 """What of the platform can be checked without a GPU: device selection, defaults, and clear words where a driver is missing."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -7,8 +8,11 @@ import pytest
 from tokenspeed_plugin_hardware_cuda import doctor, nvml, platform
 from tokenspeed_plugin_hardware_cuda.nvml import Gpu, NvmlError, detect, visible
 
-from tokenspeed.errors import PluginError
+from tokenspeed.config import EngineConfig
+from tokenspeed.engine.assembly import assemble
+from tokenspeed.errors import ConfigError, PluginError
 from tokenspeed.interfaces.platform import PlatformContext
+from tokenspeed.weights.describe import describe_model
 
 A = Gpu("NVIDIA H200", "GPU-aaaa", (9, 0), 150 * 2**30)
 B = Gpu("NVIDIA B200", "GPU-bbbb", (10, 0), 180 * 2**30)
@@ -37,6 +41,91 @@ def test_detect_is_none_without_a_driver(monkeypatch):
 
     monkeypatch.setattr(nvml, "query", missing)
     assert detect() is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "setting", "why"),
+    [
+        ([A], None, ""),
+        ([OLD, A], None, ""),
+        ([OLD], None, "Tesla T4 has compute capability 7.5, and 9.0 or above is needed"),
+        ([A, B], "", "none of 2 GPUs is visible (CUDA_VISIBLE_DEVICES)"),
+        ([], None, "the NVIDIA driver manages no GPU"),
+    ],
+)
+def test_why_no_device_is_found_is_told_as_the_choice_needs_it(monkeypatch, gpus, setting, why):
+    monkeypatch.setattr(nvml, "query", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    assert nvml.absence() == why
+    assert (detect() is None) is bool(why)
+
+
+def test_a_missing_driver_is_told_where_the_device_was_asked_for(monkeypatch):
+    def missing():
+        raise NvmlError("the NVIDIA driver is not installed (libnvidia-ml.so.1)")
+
+    monkeypatch.setattr(nvml, "query", missing)
+    config = EngineConfig(model="toy", device="cuda", plugins="hardware-cuda")
+    with pytest.raises(ConfigError, match=r"--device cuda.*the NVIDIA driver is not installed \(libnvidia-ml"):
+        assemble(config, describe_model("toy"), accelerators=list)
+
+
+class Memory:
+    """Stands in for torch.cuda: 100 bytes, of which ``used`` are taken; the allocator keeps ``kept`` of these for nobody."""
+
+    used = kept = 0
+    emptied = 0
+
+    def mem_get_info(self, device):
+        return 100 - self.used, 100
+
+    def memory_reserved(self, device):
+        return self.used
+
+    def memory_allocated(self, device):
+        return self.used - self.kept
+
+    def empty_cache(self):
+        self.used, self.kept, self.emptied = self.used - self.kept, 0, self.emptied + 1
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    import torch
+
+    stand_in = Memory()
+    for name in ("mem_get_info", "memory_reserved", "memory_allocated", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, getattr(stand_in, name))
+    return stand_in
+
+
+def test_the_kv_pool_gets_what_steps_leave_of_the_share(memory):
+    """What the allocator keeps after the largest step is for the next one."""
+    cuda = platform.CudaPlatform(PlatformContext())
+    memory.used, memory.kept = 40, 15
+    assert cuda.kv_memory_bytes(0.9) == 50
+    assert cuda.kv_memory_bytes(0.3) == 0
+    assert memory.emptied == 0
+    assert (cuda.memory_use().free, cuda.memory_use().total, cuda.memory_use().scratch) == (60, 100, 15)
+
+
+def test_memory_is_counted_by_tag_and_what_loading_left_is_given_back(memory):
+    cuda = platform.CudaPlatform(PlatformContext())
+    for size in (10, 20):
+        with cuda.allocate("weights"):
+            memory.used += size
+    memory.used += 8
+    memory.kept = 8
+    cuda.settle("weights", [])
+    assert memory.used == 30
+    with contextlib.suppress(MemoryError), cuda.allocate("graphs"):
+        memory.used += 5
+        raise MemoryError
+    assert cuda.memory_use().tags == {"weights": 30, "graphs": 5}
+    cuda.settle("kv", [])
+    assert memory.emptied == 1, "what steps left is kept"
 
 
 def test_doctor_says_in_a_sentence_that_the_driver_is_missing(monkeypatch):

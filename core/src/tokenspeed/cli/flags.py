@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed.cli.readers import DTYPES, KV_DTYPES, count, dtype, number, or_none, size_in_bytes
+from tokenspeed.plugins.specs import KERNEL_OBJECTIVES
 
 __all__ = ["ENGINE_FLAGS", "REFUSED", "SERVING_FLAGS", "Flag", "Refusal"]
 
@@ -110,7 +111,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
     Flag(
         name="gpu-memory-utilization",
         group="memory",
-        help="share of device memory for weights, graphs and KV together",
+        help="share of device memory for weights, the largest step, graphs and KV together",
         read=number(0, 1, above=True),
         metavar="SHARE",
     ),
@@ -213,6 +214,14 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         read=count(1),
         metavar="N",
         default="the platform decides",
+    ),
+    Flag(
+        name="kernel-objective",
+        group="plugins",
+        help="what kernels are chosen for: latency and throughput take the fastest, portability those that run on any platform, determinism leaves out "
+        "those that may answer one call in two ways, debug takes the references; portability and debug on a GPU need --enforce-eager "
+        "(see tokenspeed kernels explain --objective)",
+        choices=KERNEL_OBJECTIVES,
     ),
     Flag(
         name="kernel-times",

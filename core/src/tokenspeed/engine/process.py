@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tokenspeed.engine.lifeline import Lifeline
+from tokenspeed.engine.memory import out_of_memory
 from tokenspeed.engine.start import EngineStart, read_start, write_failure
 from tokenspeed.errors import ConfigError, ModelError, PluginError, TokenSpeedError
 from tokenspeed.messages import EngineFailed
@@ -90,6 +91,10 @@ def failure_of(error: BaseException) -> EngineFailed:
             return EngineFailed(name, str(error))
     if isinstance(error, TokenSpeedError):
         return EngineFailed("internal", str(error))
+    if out_of_memory(error):
+        cause = str(error).partition("\n")[0] or type(error).__name__
+        advice = "lower --gpu-memory-utilization, --max-num-seqs or --chunked-prefill-size"
+        return EngineFailed("internal", f"memory ran out in a step ({cause}): {advice}")
     return EngineFailed("internal", f"{type(error).__name__}: {error}")
 
 

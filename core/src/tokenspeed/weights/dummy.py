@@ -10,7 +10,7 @@ import torch
 
 from tokenspeed.interfaces.model import WeightSlot
 
-__all__ = ["SlotOwner", "dummy_weights"]
+__all__ = ["SlotOwner", "count_slots", "dummy_weights"]
 
 _SPREAD = 0.02
 
@@ -30,12 +30,19 @@ def dummy_weights(model: torch.nn.Module, *, seed: int = 0) -> Iterator[tuple[st
     """
     first = next(model.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
+    for slot in _slots(model):
+        digest = hashlib.sha256(f"{seed}:{slot.name}".encode()).digest()
+        generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+        tensor = torch.randn(slot.shape, generator=generator, device=device).mul_(_SPREAD)
+        yield slot.name, tensor.add_(1.0) if slot.ones else tensor
+
+
+def count_slots(model: torch.nn.Module) -> int:
+    """Tensors that ``dummy_weights`` draws."""
+    return sum(1 for _ in _slots(model))
+
+
+def _slots(model: torch.nn.Module) -> Iterator[WeightSlot]:
     for module in model.modules():
-        slots = getattr(module, "weight_slots", None)
-        if slots is None:
-            continue
-        for slot in slots():
-            digest = hashlib.sha256(f"{seed}:{slot.name}".encode()).digest()
-            generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
-            tensor = torch.randn(slot.shape, generator=generator, device=device).mul_(_SPREAD)
-            yield slot.name, tensor.add_(1.0) if slot.ones else tensor
+        if (slots := getattr(module, "weight_slots", None)) is not None:
+            yield from slots()

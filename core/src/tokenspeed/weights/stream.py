@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from tokenspeed.weights.describe import ModelDescription
-from tokenspeed.weights.dummy import dummy_weights
+from tokenspeed.weights.dummy import count_slots, dummy_weights
 from tokenspeed.weights.gguf_file import GgufFile
 from tokenspeed.weights.gguf_weights import iterate_gguf
 from tokenspeed.weights.progress import with_progress
@@ -34,7 +34,8 @@ def iterate_weights(
     if description.format == "dummy":
         if model is None:
             raise ValueError("dummy weights need the model")
-        return dummy_weights(model, seed=seed)
+        drawn = dummy_weights(model, seed=seed)
+        return with_progress(drawn, count_slots(model), label="Drawing weights") if progress else drawn
     if description.format == "gguf":
         weights = iterate_gguf(files[0])
         if progress:

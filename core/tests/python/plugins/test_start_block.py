@@ -119,6 +119,19 @@ def test_without_tiers_and_sessions_there_is_the_pool_alone(core: Any) -> None:
     assert len(capacity_text(config, info()).splitlines()) == 1
 
 
+def test_the_running_engine_says_how_fast_its_weights_came_what_was_captured_and_where_memory_went(core: Any) -> None:
+    config = core.assemble(session_retain_percent=0).config
+    memory = {"weights": 3 << 30, "kv": 4 << 30, "graphs": 0, "steps": 1 << 30, "free": 2 << 30, "total": 10 << 30}
+    told = info(weight_bytes=3 << 30, load_seconds=2.0, graphs="off (--enforce-eager)", memory=memory)
+    assert [line.split(maxsplit=1) for line in capacity_text(config, told).splitlines()][:1] == [
+        ["weights", "3.0 GiB in 2.0 s, 1.5 GiB/s"]
+    ]
+    assert [line.split(maxsplit=1) for line in capacity_text(config, told).splitlines()][2:] == [
+        ["graphs", "off (--enforce-eager)"],
+        ["memory", "weights 3.0 GiB, kv 4.0 GiB, steps 1.0 GiB, free 2.0 GiB of 10.0 GiB"],
+    ]
+
+
 def test_sizes_are_no_part_of_what_get_plugins_answers(core: Any) -> None:
     """Which plugin fills which slot is the same whatever the memory."""
     sized = core.assemble(kvstore_ratio=2.0, max_total_tokens=1000, session_retain_percent=7).to_json()

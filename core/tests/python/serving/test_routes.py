@@ -94,6 +94,16 @@ async def test_control_routes_are_on_their_own_port_only() -> None:
     assert "flush_cache" in server.engine.control
 
 
+async def test_the_plan_tells_of_captured_graphs_once_the_engine_runs() -> None:
+    async with running() as server:
+        client = server.llm.client
+        assert client.info is not None
+        assert "graphs" not in (await server.control.get("/plugins")).json(), "the platform has none"
+        client.info = msgspec.structs.replace(client.info, graphs="off (--enforce-eager)")
+        assert (await server.control.get("/plugins")).json()["graphs"] == "off (--enforce-eager)"
+        assert (await server.control.get("/get_server_info")).json()["engine"]["graphs"] == "off (--enforce-eager)"
+
+
 async def test_abort_takes_the_id_that_a_client_gave() -> None:
     async with running(lambda _: ENDLESS, step_s=0.005) as server:
         tasks = []

@@ -69,6 +69,15 @@ def test_dummy_weights_repeat_and_follow_the_seed() -> None:
     assert load_weights(model, first.items()) == {name for name, _ in model.named_parameters()}
 
 
+def test_drawing_dummy_weights_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, terminal = ModelHarness(ToyForCausalLM, describe_model("toy")).model, Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    count = len(list(iterate_weights(describe_model("toy"), model=model, progress=True)))
+    assert f"{count}/{count}" in terminal.getvalue()
+    assert "Drawing weights" in terminal.getvalue()
+    assert not list(iterate_weights(describe_model("toy"), model=model))[count:], "without a bar the same ones"
+
+
 def test_dummy_weights_need_the_model() -> None:
     with pytest.raises(ValueError, match="need the model"):
         iterate_weights(describe_model("toy"))

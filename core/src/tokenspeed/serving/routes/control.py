@@ -96,6 +96,9 @@ async def flush_cache(request: HttpRequest) -> Response[dict[str, Any]]:
 
 @get("/plugins")
 async def plugins(request: HttpRequest) -> dict[str, Any]:
-    """The plugin plan that every process verified: plugins, versions, choices and why others lost."""
+    """The plugin plan that every process verified: plugins, versions, choices and why others lost; once the engine runs, its captured graphs or why it has
+    none."""
     context = context_of(request)
-    return context.plugins or context.llm.info.plan
+    info = context.llm.client.info
+    told = context.plugins or context.llm.info.plan
+    return told if info is None or not info.graphs else {**told, "graphs": info.graphs}

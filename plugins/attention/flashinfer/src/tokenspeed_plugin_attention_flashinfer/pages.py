@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["PageList", "page_list", "token_list"]
+__all__ = ["PageList", "page_list", "starts", "token_list"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,11 @@ class PageList:
     indptr: np.ndarray
     gather: np.ndarray
     last: np.ndarray
+
+
+def starts(lengths: np.ndarray) -> np.ndarray:
+    """First entries of stretches of ``lengths``, and the end: int32."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
 def page_list(seq_lens: np.ndarray, page_size: int, table_stride: int, first_row: int = 0) -> PageList:

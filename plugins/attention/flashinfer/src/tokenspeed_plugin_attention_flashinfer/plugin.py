@@ -1,4 +1,4 @@
-"""Attention backend ``flashinfer``."""
+"""Attention backends ``flashinfer`` and ``flashinfer-mla``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tokenspeed.plugins import AttentionBackendSpec, AttentionSupport, OptionSpe
 
 @hookimpl
 def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
-    """The one backend of this plugin."""
+    """One for heads with keys and values of their own, one for latents."""
     return [
         AttentionBackendSpec(
             name="flashinfer",
@@ -26,7 +26,23 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
                 softcap=True,
             ),
             description="paged prefill (FlashAttention 3 on Hopper) and paged decode",
-        )
+        ),
+        AttentionBackendSpec(
+            name="flashinfer-mla",
+            target="tokenspeed_plugin_attention_flashinfer.latent:FlashInferLatentBackend",
+            priority=Priority.PORTABLE,  # the plugin attention-mla goes first: it takes fp8, expands long prompts and captures mixed steps
+            platforms=("cuda",),
+            requires=("flashinfer-python>=0.6",),
+            probe="tokenspeed_plugin_attention_flashinfer.toolkit:lacking",
+            supports=AttentionSupport(
+                kinds=("mla",),
+                dtypes=("bf16", "fp16"),
+                kv_dtypes=("bf16", "fp16"),
+                head_dims=(576,),
+                page_sizes=(64, 32, 16, 128),
+            ),
+            description="multi-head latent attention of 512 + 64 elements over absorbed queries",
+        ),
     ]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 __all__ = ["lacking"]
 
+_DEFAULT_HOME = Path("/usr/local/cuda")
+
 
 def lacking() -> str:
     """What is missing to have the kernels, as a phrase; an empty string for nothing.
@@ -20,7 +22,7 @@ def lacking() -> str:
     if _finds_nvcc() or importlib.util.find_spec("flashinfer_jit_cache") is not None or _has_compiled():
         return ""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    where = f"{home} (CUDA_HOME)" if home else "PATH and /usr/local/cuda"
+    where = f"{home} (CUDA_HOME)" if home else f"PATH and {_DEFAULT_HOME}"
     return (
         f"FlashInfer compiles its kernels with nvcc, which is not in {where}: install the CUDA toolkit, or the package flashinfer-jit-cache, which has them "
         "compiled"
@@ -31,7 +33,7 @@ def _finds_nvcc() -> bool:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         return Path(home, "bin", "nvcc").is_file()
-    return shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").is_file()
+    return shutil.which("nvcc") is not None or (_DEFAULT_HOME / "bin" / "nvcc").is_file()
 
 
 def _has_compiled() -> bool:
