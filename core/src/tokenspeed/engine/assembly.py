@@ -156,6 +156,7 @@ class Assembly:
             platform_name=self.platform_spec.name,
             capability=self.platform.capability if capability is None else capability,
             overrides=self.config.kernel_overrides,
+            objective=self.config.kernel_objective,
             context_factory=context_factory,
             active=self.host.active,
             times=_kernel_times(self.config.kernel_times, self.platform),
@@ -259,6 +260,7 @@ def assemble(
         platform_name=platform_choice.spec.name,
         capability=platform.capability if config.kernel_overrides else (),
         overrides=config.kernel_overrides,
+        objective=config.kernel_objective,
         active=host.active,
     )
     for operation in config.kernel_overrides:

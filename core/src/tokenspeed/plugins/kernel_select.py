@@ -1,6 +1,10 @@
 """Kernels by family and mode: the same choice as for every other kind, asked for often and therefore remembered.
 
 Order: override (which must still pass the gates), gates, objective, what was measured on this device, then the platform-independent rest of ``selection``.
+
+Objectives: ``latency`` and ``throughput`` leave out kernels that are meant for others; ``portability`` takes those that run on any platform;
+``determinism`` those that give one call the same bits each time, which a spec denies by listing other objectives; ``debug`` the references. A kernel
+that lists the objective itself passes.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
 from tokenspeed.plugins.selection import Choice, Loser, load_target, owners, refusals, select
-from tokenspeed.plugins.specs import KERNEL_OBJECTIVES, KernelSpec
+from tokenspeed.plugins.specs import KERNEL_OBJECTIVES, KernelSpec, Priority
 
 __all__ = ["KernelQuery", "KernelRegistry", "check_overrides"]
 
@@ -63,6 +67,14 @@ def _dotted(version: Sequence[int]) -> str:
     return ".".join(str(part) for part in version)
 
 
+def _known_objective(name: str) -> str:
+    if name not in KERNEL_OBJECTIVES:
+        raise ConfigError(
+            f"no objective is named {name!r}{did_you_mean(name, KERNEL_OBJECTIVES)}; objectives are {', '.join(KERNEL_OBJECTIVES)}"
+        )
+    return name
+
+
 def check_overrides(overrides: Mapping[str, str], contributions: Sequence[Contribution[KernelSpec]]) -> None:
     """Refuse an override of a mode or by a solution that no active plugin has.
 
@@ -94,7 +106,7 @@ class KernelRegistry:
         platform_name: the platform that they must run on.
         capability: what its device reports, compared with ``KernelSpec.capability``.
         overrides: ``family.mode`` to solution (``name`` or ``plugin:name``).
-        objective: replaces the objective of every request where it is not empty.
+        objective: replaces the objective of every request where it is not empty (``--kernel-objective``).
         context_factory: given a plugin's name, makes the ``interfaces.kernel.KernelContext`` for its ``factory`` kernels.
         active: names of active plugins, for ``Spec.needs``; ``None`` skips that check.
         times: what was measured on the device: of the candidates that fit, the fastest is taken for a request that is in there.
@@ -116,7 +128,7 @@ class KernelRegistry:
         self.platform_name = platform_name
         self.capability = capability
         self.overrides = dict(overrides or {})
-        self.objective = objective
+        self.objective = _known_objective(objective) if objective else ""
         self._context_factory = context_factory
         self._active = active
         self._requirements = functools.cache(missing_requirements)
@@ -148,6 +160,10 @@ class KernelRegistry:
     def choose(self, request: KernelQuery) -> Choice[KernelSpec]:
         """The choice behind ``select``, without importing anything. Raises as ``select`` does."""
         operation = f"{request.family}.{request.mode}"
+        if request.objective not in KERNEL_OBJECTIVES:
+            raise PluginError(
+                f"no objective is named {request.objective!r}; objectives are {', '.join(KERNEL_OBJECTIVES)}"
+            )
         candidates = self._by_mode.get(operation, [])
         if not candidates:
             raise NothingFitsError(
@@ -260,11 +276,18 @@ class KernelRegistry:
                 return f"takes {trait} {low_size} to {high_size}, and the caller does not fix {trait}"
             if not low_size <= size <= high_size:
                 return f"takes {trait} {low_size} to {high_size}, not {size}"
-        objective = self.objective or request.objective
-        if objective not in KERNEL_OBJECTIVES:
-            raise PluginError(f"no objective is named {objective!r}; objectives are {', '.join(KERNEL_OBJECTIVES)}")
-        if with_objective and spec.objectives and objective not in spec.objectives:
+        return self._objective_gate(spec, self.objective or request.objective) if with_objective else ""
+
+    def _objective_gate(self, spec: KernelSpec, objective: str) -> str:
+        """What a spec says of objectives decides; one that says nothing is judged by what it is."""
+        if objective in spec.objectives:
+            return ""
+        if spec.objectives:
             return f"meant for {', '.join(spec.objectives)}, not {objective}"
+        if objective == "portability" and spec.platforms:
+            return f"runs on {', '.join(spec.platforms)} alone, and portability takes what runs on any platform"
+        if objective == "debug" and spec.priority > Priority.REFERENCE:
+            return f"priority {spec.priority.name}, and debug takes references"
         return ""
 
     def _load(self, request: KernelQuery) -> Callable[..., Any]:

@@ -131,3 +131,11 @@ def test_a_kernel_tells_of_its_inside(run: Any, folder: Any) -> None:
 def test_a_kind_of_attention_is_asked_of_attention_alone(run: Any) -> None:
     refused = run("kernels", "explain", "norm.rms_norm", "--plugins", "none", "--kind", "mla")
     assert (refused.code, "is not of family attention" in refused.err) == (2, True)
+
+
+def test_the_objective_of_serve_is_what_explain_shows(run: Any) -> None:
+    asked = ("explain", "toy", "--device", "cpu", "--plugins", "none")
+    assert "kernels for       debug (--kernel-objective)" in run(*asked, "--kernel-objective", "debug").out
+    assert "kernels for" not in run(*asked).out
+    refused = run(*asked, "--kernel-objective", "dbug")
+    assert (refused.code, "did you mean 'debug'" in refused.err) == (2, True)

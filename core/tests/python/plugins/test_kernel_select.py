@@ -146,6 +146,34 @@ def test_the_objective_of_the_registry_replaces_that_of_requests() -> None:
         registry().choose(request(objective="speed"))
 
 
+@pytest.mark.parametrize(
+    ("objective", "winner", "refused"),
+    [
+        ("latency", "ours:gpu", {"ours:careful": "meant for determinism, not latency"}),
+        ("throughput", "ours:wide", {"ours:careful": "meant for determinism, not throughput"}),
+        ("portability", "ours:any", {"ours:gpu": "runs on cpu alone, and portability takes what runs on any platform"}),
+        ("determinism", "ours:gpu", {"ours:wide": "meant for throughput, not determinism"}),
+        ("debug", "builtin:torch", {"ours:any": "priority PORTABLE, and debug takes references"}),
+    ],
+)
+def test_an_objective_leaves_out_what_is_not_meant_for_it(objective: str, winner: str, refused: dict[str, str]) -> None:
+    kernels = registry(
+        kernel("gpu", platforms=("cpu",), priority=Priority.PERFORMANT),
+        kernel("wide", objectives=("throughput",), priority=Priority.SPECIALIZED),
+        kernel("careful", objectives=("determinism",)),
+        kernel("any"),
+        objective=objective,
+    )
+    outcome = dict(kernels.explain(request()))
+    assert next(iter(outcome)) == winner
+    assert refused.items() <= outcome.items()
+
+
+def test_an_objective_that_there_is_not_is_refused_when_the_registry_is_made() -> None:
+    with pytest.raises(ConfigError, match="no objective is named 'latncy'; did you mean 'latency'"):
+        registry(objective="latncy")
+
+
 def test_equal_requests_get_the_same_object_and_a_factory_runs_once(parts: Any) -> None:
     pooled = kernel("pooled", factory=True, priority=Priority.PERFORMANT)
     contexts: list[str] = []
