@@ -27,6 +27,24 @@ cache
     ``write(k, v, k_cache, v_cache, slot_mapping, layout)``: k (T, Hk, D), v (T, Hk, Dv).
     ``write_latent(latent, rope, cache, slot_mapping, layout, scale=1.0)``: one row a token, latent (T, R) then rope (T, E), row strides
     allowed, each divided by ``scale``, to the pages of a group of kind ``mla`` (one head of R + E).
+    ``copy(pages, source, target)``: pages (P, ...), one contiguous block each; page ``target[i]`` becomes page ``source[i]``; both (n) int64, targets
+    distinct and no source, -1: nothing happens.
+    ``zero(pages, target)``: pages ``target`` (n) int64 become zeros, -1: none.
+moe
+    ``route(logits, top_k, scoring="softmax", renormalize=True, bias=None) -> (weights, experts)``: logits (T, E); weights (T, top_k) fp32 of the softmax
+    over all experts, or of each one's sigmoid (feature ``sigmoid``), made to sum to one with ``renormalize``; experts (T, top_k) int64, highest score
+    first, the lower index of equals; bias (E) fp32 moves the choice and not the weights (feature ``bias``).
+    ``experts(x, gate_up, down, weights, chosen) -> out``: x (T, H); gate_up (E, 2 I, H), gate rows before up rows; down (E, H, I); weights (T, k) fp32;
+    chosen (T, k) int64, -1: none; out (T, H), the sum of ``silu(gate) * up`` through ``down`` of each row's experts by its weights, in fp32.
+recurrent
+    ``copy(states, source, target)``: ``cache.copy`` over states (N, ...).
+    ``zero(states, target)``: ``cache.zero`` over states (N, ...).
+    ``gated_linear(q, k, v, decay, states, slots, query_start, scale) -> out``: q, k (T, H, K); decay (T, H, K) or (T, H, 1) fp32; v (T, H, V); states
+    (N, H, K, V) fp32, in place at slots (R) int64; query_start (R + 1) int32; of each head S = decay S + k v', out (T, H, V) = scale S' q.
+comm
+    ``all_reduce(x, group) -> x``: the sum of every rank's x, in place; group a process group of torch, ``None`` of one rank.
+    ``all_gather(x, group) -> out``: x (T, N) of every rank side by side in rank order, out (T, size * N).
+    ``reduce_scatter(x, group) -> out``: x (size * T, N); out (T, N), this rank's rows of the sum; x is left alone.
 attention
     ``decode(q, k_cache, v_cache, page_table, seq_lens, width, scale, layout, window=0, softcap=0.0, sinks=None, prefix_intervals=None) -> out``:
     q (R * width, Hq, D); page_table (R, P) int32, row stride allowed; seq_lens (R) int32 with the new tokens counted; the ``width`` query tokens of a row

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from tokenspeed.layers.rotary import RopeConfig, cos_sin_table
+from tokenspeed.testing.kernel_case import KernelCase
+from tokenspeed.testing.kernel_cases_more import MORE
 
 __all__ = ["KernelCase", "kernel_cases"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelCase:
-    """One call of a kernel.
-
-    Attributes:
-        name: unique within family and mode.
-        make: ``(generator) -> arguments``, fp32 where floating; the suite converts them.
-        features: what the kernel must declare for the case to apply.
-        shape: traits of the case, compared with the spec's limits.
-        layout: KV layout, or empty.
-        written: indices of the arguments that the kernel may change.
-        keep: indices of floating arguments that stay fp32 whatever the element type.
-        kwargs: keyword arguments.
-    """
-
-    name: str
-    make: Callable[[torch.Generator], list[Any]]
-    features: frozenset[str] = frozenset()
-    shape: dict[str, int] = field(default_factory=dict)
-    layout: str = ""
-    written: frozenset[int] = frozenset()
-    keep: frozenset[int] = frozenset()
-    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def kernel_cases(family: str, mode: str) -> list[KernelCase]:
@@ -412,4 +388,5 @@ _MAKERS: dict[str, Callable[[], Iterator[KernelCase]]] = {
     "sampling.argmax": _argmax,
     "sampling.draw": _draw,
     "sampling.apply_bitmask": _apply_bitmask,
+    **MORE,
 }

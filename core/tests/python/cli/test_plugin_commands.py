@@ -408,7 +408,7 @@ def test_a_malformed_question_about_kernels_exits_with_2(run: Any, arguments: st
         ("explain norm.rmsnorm", "did you mean 'norm.rms_norm'?; `tokenspeed kernels list` shows every operation"),
         ("explain nrm.rms_norm", "no family of kernels is named 'nrm'; did you mean 'norm'?; families are attention, "),
         ("bench gem.linear", "no family of kernels is named 'gem'; did you mean 'gemm'?"),
-        ("explain moe.route", "moe.route: no active plugin has a kernel for it"),
+        ("explain moe.dispatch", "moe.dispatch: no active plugin has a kernel for it"),
         ("explain norm.rms_norm --dtype bf61", "--dtype: no element type 'bf61'; did you mean 'bf16'?"),
         ("explain norm.rms_norm --dtype bfloat61", "did you mean 'bfloat16'"),
         ("list nrm", "did you mean 'norm'?; families are attention, "),

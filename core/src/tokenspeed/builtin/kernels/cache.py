@@ -1,10 +1,10 @@
-"""Writing keys and values into pages."""
+"""Writing keys and values into pages, and whole pages: copied and zeroed."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["stored", "write", "write_latent"]
+__all__ = ["copy", "stored", "write", "write_latent", "zero"]
 
 
 def stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -46,3 +46,15 @@ def write_latent(
     page_size = pages.shape[1]
     rows = torch.cat((latent, rope), dim=-1)[kept].float() / scale
     pages[slots // page_size, slots % page_size, 0] = stored(rows, cache.dtype)
+
+
+def copy(pages: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Page ``target[i]`` becomes page ``source[i]``: pages (P, ...), source and target (n) int64. Where either is -1 nothing happens. Targets are distinct,
+    and none is a source."""
+    kept = (source >= 0) & (target >= 0)
+    pages[target[kept]] = pages[source[kept]]
+
+
+def zero(pages: torch.Tensor, target: torch.Tensor) -> None:
+    """Pages ``target`` (n) int64 of pages (P, ...) become zeros; -1 is none."""
+    pages[target[target >= 0]] = 0
