@@ -14,6 +14,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "docs/tour.md",
     "docs/glossary.md",
+    "docs/gpu.md",
     "docs/models.md",
     "benchmarks/README.md",
 )

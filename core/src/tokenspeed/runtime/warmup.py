@@ -91,4 +91,4 @@ def warm_up(executor: ModelExecutor, *, max_rows: int, max_tokens: int, max_mode
 
 def _request(slot: int, **params: Any) -> SlotRequest:
     drawn = SamplingParams(max_new_tokens=1, temperature=1.0, **params)
-    return SlotRequest(slot=slot, params=drawn, seed=0, end_ids=(), prompt=b"")
+    return SlotRequest(slot=slot, params=drawn, seed=0, end_ids=(), prompt=bytes(4))
