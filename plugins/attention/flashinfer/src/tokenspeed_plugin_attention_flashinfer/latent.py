@@ -45,7 +45,7 @@ class _Planned:
             self._sent.synchronize()
         self.wrapper.plan(*arguments, sm_scale=scale, **named)
         if device.type == "cuda":
-            self._sent = self._sent or torch.cuda.Event()
+            self._sent = self._sent or torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._sent.record(torch.cuda.current_stream(device))
         self.scale = scale
 
@@ -143,9 +143,9 @@ class FlashInferLatentBackend(AttentionBackend):
         self, phase: str, q: torch.Tensor, kv: LayerKV, layer: AttentionLayer, batch: ForwardBatch
     ) -> torch.Tensor:
         latents = kv.k[:, :, 0] if self.ctx.layout is KVLayout.NHD else kv.k[:, 0]  # (pages, page_size, rank + rope)
-        if latents.shape[0] * latents.stride(0) > _ELEMENTS:
+        if (elements := latents.shape[0] * latents.stride(0)) > _ELEMENTS:
             raise PluginError(
-                f"attention backend flashinfer-mla reads at most {_ELEMENTS} elements of a layer's pages, and these are {latents.shape[0] * latents.stride(0)}; "
+                f"attention backend flashinfer-mla reads at most {_ELEMENTS} elements of a layer's pages, and these are {elements}; "
                 "lower --max-total-tokens, or use --attention-backend mla"
             )
         table = batch.page_tables[self.ctx.group_index]

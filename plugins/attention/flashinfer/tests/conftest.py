@@ -3,8 +3,11 @@ without a GPU. Only what they use is there, and wrong types or places of argumen
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
+from typing import ClassVar
 
+import pytest
 import torch
 
 
@@ -32,7 +35,7 @@ def on_host(*tensors):
 
 
 class Wrapper:
-    made: list["Wrapper"] = []
+    made: ClassVar[list[Wrapper]] = []
 
     def __init__(self, workspace, layout="NHD", **options):
         assert workspace.dtype == torch.uint8
@@ -132,3 +135,11 @@ def module() -> ModuleType:
         setattr(made, wrapper.__name__, wrapper)
     made.mla = latent
     return made
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """``import flashinfer`` finds the stand-in; the list of its wrappers, in the order that they were made."""
+    monkeypatch.setitem(sys.modules, "flashinfer", module())
+    monkeypatch.setattr(Wrapper, "made", [])
+    return Wrapper.made
