@@ -118,8 +118,9 @@ def capacity_text(config: EngineConfig, info: EngineInfo) -> str:
     tokens = info.kv_pages * info.page_size
     lines = []
     if info.weight_bytes and info.load_seconds:
+        seconds = f"{info.load_seconds:.1f}" if info.load_seconds >= 1 else f"{info.load_seconds:.2f}"
         rate = f"{size_text(int(info.weight_bytes / info.load_seconds))}/s"
-        lines.append(("weights", f"{size_text(info.weight_bytes)}{each} in {info.load_seconds:.1f} s, {rate}"))
+        lines.append(("weights", f"{size_text(info.weight_bytes)}{each} in {seconds} s, {rate}"))
     lines.append(
         (
             "kv pool",

@@ -98,12 +98,18 @@ class PlatformSuite:
         assert half <= full * 1.1  # other processes come and go between the two questions
 
     def test_allocations_by_tag(self, platform: Platform) -> None:
-        """Tensors can be made under each tag and used afterwards."""
-        for tag in ("weights", "kv", "graphs"):
+        """Tensors can be made under each tag, several times, and used afterwards; a platform that counts them counts no more than the device has."""
+        for tag in ("weights", "kv", "graphs", "weights"):
             with platform.allocate(tag):
                 made = torch.ones(4, device=platform.device)
             platform.synchronize()
             assert made.sum().item() == 4
+        use = platform.memory_use()
+        if use is not None:
+            assert 0 <= use.free <= use.total
+            assert 0 <= use.scratch <= use.total
+            assert set(use.tags) <= {"weights", "kv", "graphs"}
+            assert all(0 <= size <= use.total for size in use.tags.values())
 
     def test_collective_backend_is_known(self, platform: Platform) -> None:
         """``torch.distributed`` was built with it."""
