@@ -55,13 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--shape", action="append", default=[], metavar="NAME=N", help="a size the caller knows; may be given again"
         )
+        command.add_argument(
+            "--layout", default="", choices=("", "NHD", "HND"), help="KV layout, where one is involved"
+        )
+        command.add_argument(
+            "--feature",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="an ability the caller needs, such as kv_fp8; may be given again",
+        )
     bench.add_argument("--rows", default="1,8,64", metavar="N,N", help="row counts to time (default: %(default)s)")
     bench.add_argument("--device", default="auto", help="as for serve (default: %(default)s)")
     bench.add_argument("--save", metavar="FILE", help="keep the figures there, for serve --kernel-times")
-    explaining.add_argument("--layout", default="", choices=("", "NHD", "HND"), help="KV layout, where one is involved")
-    explaining.add_argument(
-        "--feature", action="append", default=[], metavar="NAME", help="an ability the caller needs; may be given again"
-    )
     explaining.add_argument("--objective", default="latency", choices=OBJECTIVES, help="default: %(default)s")
     explaining.add_argument(
         "--kind", default=None, choices=KINDS, help="of attention (default: by the heads, else gqa)"
@@ -196,8 +202,8 @@ def _request(args: argparse.Namespace) -> KernelRequest:
         family=family,
         mode=mode,
         dtype=args.dtype,
-        layout="" if plain else args.layout,
-        features=frozenset() if plain else frozenset(args.feature),
+        layout=args.layout,
+        features=frozenset(args.feature),
         shape=_shape(args.shape),
         objective="latency" if plain else args.objective,
     )

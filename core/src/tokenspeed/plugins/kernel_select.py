@@ -12,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tokenspeed.errors import ConfigError, NothingFitsError, PluginError, UnusableChoiceError
-from tokenspeed.plugins.kernel_times import KernelTimes
+from tokenspeed.plugins.kernel_times import KernelTimes, Measurement
 from tokenspeed.plugins.names import did_you_mean
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.requirements import missing_requirements
@@ -28,7 +28,7 @@ __all__ = ["KernelQuery", "KernelRegistry", "check_overrides"]
 
 _log = logging.getLogger(__name__)
 
-_Key = tuple[str, str, str, str, frozenset[str], tuple[tuple[str, int], ...], str]
+_Key = tuple[str, str, str, str, frozenset[str], Hashable, str]
 
 
 class KernelQuery(Protocol):
@@ -135,6 +135,10 @@ class KernelRegistry:
         self._by_mode: dict[str, list[Contribution[KernelSpec]]] = {}
         for c in contributions:
             self._by_mode.setdefault(f"{c.spec.family}.{c.spec.mode}", []).append(c)
+        self._limits = {
+            operation: sorted({trait for c in kernels for trait in c.spec.traits})
+            for operation, kernels in self._by_mode.items()
+        }
         self._built: dict[str, Callable[..., Any]] = {}
         self._chosen: dict[_Key, Callable[..., Any]] = {}
         check_overrides(self.overrides, contributions)
@@ -218,12 +222,19 @@ class KernelRegistry:
             text = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
             raise UnusableChoiceError(f"--kernel {operation}={named} cannot be used: {text}")
 
+    def _measured(self, request: KernelQuery) -> Measurement | None:
+        """What was measured for a request; features do not count, but for the type of the pages."""
+        if self._times is None:
+            return None
+        kv = next((name[3:] for name in request.features if name.startswith("kv_")), "")
+        operation = f"{request.family}.{request.mode}"
+        return self._times.find(operation, request.dtype, request.shape, request.layout, kv)
+
     def _fastest(
         self, choice: Choice[KernelSpec], candidates: Sequence[Contribution[KernelSpec]], request: KernelQuery
     ) -> Choice[KernelSpec]:
         """The choice that the measurements make of ``choice``; the same where there is none."""
-        operation = f"{request.family}.{request.mode}"
-        found = self._times.find(operation, request.dtype, request.shape) if self._times is not None else None
+        found = self._measured(request)
         if found is None:
             return choice
         fitting = [name for name, gate in self.candidates(request).items() if not gate and name in found.us]
@@ -253,7 +264,13 @@ class KernelRegistry:
         return [(choice.winner.name, ""), *((loser.name, loser.reason) for loser in choice.losers)]
 
     def _key(self, request: KernelQuery) -> _Key:
-        shape = tuple(sorted(request.shape.items()))
+        """A request by its class: shapes are one where no candidate's limits tell them apart, unless one was measured itself."""
+        shape: Hashable = tuple(sorted(request.shape.items()))
+        if self._measured(request) is None:
+            limits = self._limits.get(f"{request.family}.{request.mode}", ())
+            shape = tuple(
+                None if (size := request.shape.get(name)) is None else low <= size <= high for name, low, high in limits
+            )
         return (request.family, request.mode, request.dtype, request.layout, request.features, shape, request.objective)
 
     def _gate(self, spec: KernelSpec, request: KernelQuery, *, with_objective: bool) -> str:

@@ -2,7 +2,9 @@
 
 {"format": 1, "devices": {"cuda (NVIDIA H200, ...); torch 2.11.0; triton 3.6.0": [
     {"operation": "gemm.linear", "dtype": "bf16", "shape": {"k": 4096, "n": 6144}, "rows": [1, 8], "date": "2026-11-29",
-     "us": {"kernels-triton:triton": 14.1, "builtin:torch": 17.3}}]}}
+     "us": {"kernels-triton:triton": 30.1, "builtin:torch": 34.3}, "each": {"kernels-triton:triton": [14.1, 16.0], "builtin:torch": [17.3, 17.0]}}]}}
+
+``us`` is the sum over ``rows``, which decides; ``each`` is the evidence. Operations on pages also have ``layout``, and ``kv`` where their type is another.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,8 @@ def device_key(description: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One measured request: ``us`` is microseconds a call by candidate (``plugin:name``), the sum over ``rows``."""
+    """One measured request: ``us`` is microseconds a call by candidate (``plugin:name``), the sum over ``rows``; ``each`` has them one by one. ``layout`` is
+    that of KV pages, ``kv`` their element type where it is not ``dtype``."""
 
     operation: str
     dtype: str
@@ -43,11 +46,16 @@ class Measurement:
     rows: tuple[int, ...]
     date: str
     us: Mapping[str, float]
+    each: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    layout: str = ""
+    kv: str = ""
 
     def plain(self) -> dict[str, Any]:
         """As it stands in the file."""
         fields = {"operation": self.operation, "dtype": self.dtype, "shape": dict(sorted(self.shape.items()))}
-        return {**fields, "rows": list(self.rows), "date": self.date, "us": dict(self.us)}
+        fields |= {name: text for name, text in (("layout", self.layout), ("kv", self.kv)) if text}
+        each = {"each": {name: list(us) for name, us in self.each.items()}} if self.each else {}
+        return {**fields, "rows": list(self.rows), "date": self.date, "us": dict(self.us), **each}
 
 
 class KernelTimes:
@@ -59,7 +67,7 @@ class KernelTimes:
 
     def __init__(self, key: str, measurements: Sequence[Measurement] = ()) -> None:
         self.key = key
-        self._found = {_identity(m.operation, m.dtype, m.shape): m for m in measurements}
+        self._found = {_identity(m.operation, m.dtype, m.shape, m.layout, m.kv): m for m in measurements}
 
     def __len__(self) -> int:
         return len(self._found)
@@ -74,13 +82,16 @@ class KernelTimes:
         """The keys that a file has figures for."""
         return sorted(_read(path)["devices"])
 
-    def find(self, operation: str, dtype: str, shape: Mapping[str, int]) -> Measurement | None:
+    def find(
+        self, operation: str, dtype: str, shape: Mapping[str, int], layout: str = "", kv: str = ""
+    ) -> Measurement | None:
         """The measurement of exactly this request."""
-        return self._found.get(_identity(operation, dtype, shape))
+        return self._found.get(_identity(operation, dtype, shape, layout, kv))
 
     def add(self, measurement: Measurement) -> None:
         """Take a measurement in; a former one of the same request is replaced."""
-        self._found[_identity(measurement.operation, measurement.dtype, measurement.shape)] = measurement
+        m = measurement
+        self._found[_identity(m.operation, m.dtype, m.shape, m.layout, m.kv)] = m
 
     def save(self, path: str) -> None:
         """Write the file; what it holds of other devices stays."""
@@ -90,8 +101,11 @@ class KernelTimes:
         Path(path).write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def _identity(operation: str, dtype: str, shape: Mapping[str, int]) -> tuple[str, str, tuple[tuple[str, int], ...]]:
-    return operation, dtype, tuple(sorted(shape.items()))
+_Identity = tuple[str, str, tuple[tuple[str, int], ...], str, str]
+
+
+def _identity(operation: str, dtype: str, shape: Mapping[str, int], layout: str, kv: str) -> _Identity:
+    return operation, dtype, tuple(sorted(shape.items())), layout, kv
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -113,6 +127,9 @@ def _measurement(path: str, entry: Any) -> Measurement:
             rows=tuple(int(rows) for rows in entry["rows"]),
             date=str(entry["date"]),
             us={str(name): float(us) for name, us in entry["us"].items()},
+            each={str(name): tuple(map(float, us)) for name, us in entry.get("each", {}).items()},
+            layout=str(entry.get("layout", "")),
+            kv=str(entry.get("kv", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"kernel times {path}: a measurement lacks or misstates {error}") from error

@@ -470,12 +470,24 @@ def test_kernels_bench_times_what_is_here_and_explain_shows_what_was_kept(run: A
     assert "1 ROWS" in timed.out
     shown = run("kernels", "explain", "gemm.linear", *asked, "--kernel-times", kept)
     assert "chosen" in shown.out
+    pages = ("--layout", "HND", "--feature", "kv_bf16", "--shape", "kv_heads=1", "--shape", "head_dim=8")
+    assert run("kernels", "bench", "cache.write", *pages, "--device", "cpu", "--rows", "1", "--save", kept).code == 0
+    (device,) = json.loads(Path(kept).read_text())["devices"].values()
+    by_operation = {entry["operation"]: entry for entry in device}
+    assert by_operation["cache.write"]["layout"] == "HND"
+    assert by_operation["cache.write"]["kv"] == "bf16"
+    each = by_operation["gemm.linear"]["each"]["builtin:torch"]
+    assert len(each) == 2
+    assert sum(each) == pytest.approx(by_operation["gemm.linear"]["us"]["builtin:torch"], abs=0.02)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("bench", "rope.rotate"), "it can be timed for"),
+        (("bench", "comm.all_reduce"), "it takes several processes to time"),
+        (("bench", "gemm.linear", "--feature", "kv_fp8"), "--feature kv_fp8: bench times gemm.linear without it"),
+        (("bench", "cache.write", "--feature", "sinks"), "--feature sinks: bench times cache.write without it"),
+        (("bench", "gemm.linear", "--layout", "HND"), "--layout HND: gemm.linear has no KV pages"),
         (("bench", "gemm.linear", "--shape", "width=3"), "gemm.linear has the sizes n, k"),
         (("bench", "gemm.linear", "--rows", "1,x"), "--rows 1,x: write numbers with commas"),
         (("bench", "gemm"), "write FAMILY.MODE"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,45 @@ def test_the_fastest_of_those_that_fit_is_chosen_and_says_what_was_measured() ->
 def test_other_requests_are_chosen_as_without_measurements(asked: dict[str, object]) -> None:
     kernels = registry(KernelTimes("here", [measured(first=20.0, second=10.0)]))
     assert kernels.choose(request(**asked)).winner.name == "p:first"
+
+
+def test_pages_of_another_layout_or_type_are_another_request(tmp_path: Path) -> None:
+    times = KernelTimes("here")
+    for layout, kv, us in (("HND", "", 1.0), ("HND", "fp8", 2.0), ("NHD", "", 3.0)):
+        times.add(dataclasses.replace(measured(first=us, second=9.0), layout=layout, kv=kv, each={"p:first": (us,)}))
+    path = str(tmp_path / "times.json")
+    times.save(path)
+    loaded = KernelTimes.load(path, "here")
+    found = [loaded.find("gemm.linear", "bf16", SHAPE, *asked) for asked in (("HND",), ("HND", "fp8"), ("NHD",), ())]
+    assert [entry.us["p:first"] if entry else None for entry in found] == [1.0, 2.0, 3.0, None]
+    assert found[1] is not None
+    assert found[1].each == {"p:first": (2.0,)}
+    kernels = registry(KernelTimes("here", [dataclasses.replace(measured(first=20.0, second=10.0), kv="fp8")]))
+    fitting = {"features": frozenset({"kv_fp8"})}
+    assert kernels.choose(request()).winner.name == "p:first"
+    with pytest.raises(PluginError):
+        kernels.choose(request(**fitting))  # none of these has the feature
+
+
+def test_shapes_that_no_limit_tells_apart_are_chosen_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = KernelRegistry(
+        [contribution("small", Priority.SPECIALIZED, traits=(("n", 1, 64),)), contribution("any", Priority.PORTABLE)],
+        platform_name="cpu",
+        times=KernelTimes("here", [measured(small=20.0, any=10.0)]),
+    )
+    made: list[str] = []
+
+    def building(winner: Contribution[KernelSpec]) -> object:
+        made.append(winner.name)
+        return winner.name
+
+    monkeypatch.setattr(kernels, "_build", building)
+    sizes = [8, 16, 64, 65, 4096, 9, 70]
+    assert [kernels.select(request(shape={"n": n, "k": 32})) for n in sizes] == [  # type: ignore[comparison-overlap]
+        "p:small", "p:small", "p:any", "p:any", "p:any", "p:small", "p:any",
+    ]  # fmt: skip
+    # One for each side of the limit, and one for the shape that was measured.
+    assert made == ["p:small", "p:any", "p:any"]
 
 
 def test_one_time_alone_decides_nothing() -> None:
