@@ -139,6 +139,17 @@ def test_doctor_says_in_a_sentence_that_the_driver_is_missing(monkeypatch):
     assert "--device cpu" in finding.advice
 
 
+def test_doctor_warns_where_triton_would_find_no_compiler(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "query", lambda: [A])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    last = doctor.findings()[-1]
+    assert (last.status, last.what.partition(",")[0]) == ("warning", "no C compiler")
+    monkeypatch.setenv("CC", "/opt/cc")
+    assert "compiler" not in doctor.findings()[-1].what
+
+
 def test_assembly_reads_the_platform_without_importing_torch():
     code = (
         "import sys\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 from tokenspeed.plugins.events import DoctorFinding
 from tokenspeed_plugin_hardware_cuda.nvml import MINIMUM, NvmlError, query, visible
@@ -11,7 +12,7 @@ __all__ = ["findings"]
 
 
 def findings() -> list[DoctorFinding]:
-    """Driver and devices, then whether torch can use them."""
+    """Driver and devices, whether torch can use them, and the compiler that kernels need."""
     try:
         gpus = query()
     except NvmlError as error:
@@ -49,4 +50,12 @@ def findings() -> list[DoctorFinding]:
         )
     else:
         found.append(DoctorFinding(status="ok", what=f"torch {torch.__version__}, CUDA {torch.version.cuda}"))
+    if not (os.environ.get("CC") or any(shutil.which(name) for name in ("cc", "gcc", "clang"))):
+        found.append(
+            DoctorFinding(
+                status="warning",
+                what="no C compiler, with which Triton makes what launches its kernels",
+                advice="install gcc or clang, or name one with CC",
+            )
+        )
     return found
