@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from h200_kernels import DEVICE, timed
 from tokenspeed_plugin_attention_mla.expand import ExpandedPrefill
+from tokenspeed_plugin_attention_mla.hopper import HOPPER_TILES
 from tokenspeed_plugin_attention_mla.pack import write_latent
-from tokenspeed_plugin_attention_mla.work import TILES, TILES_FP8, LatentWork, Tiling, processors_of
+from tokenspeed_plugin_attention_mla.tiling import TILES, TILES_FP8, Tiling
+from tokenspeed_plugin_attention_mla.work import LatentWork, processors_of, tiles_of
 
 from tokenspeed.interfaces.attention import LatentUp
 
@@ -31,8 +33,8 @@ SCALE = (NOPE + ROPE) ** -0.5
 TB_S, TFLOP_S = 4.27, 770.0
 
 #: Tried by ``--sweep``, by the queries of a row that they are for.
-SWEEP: dict[int, list[Tiling]] = {
-    16: [
+SWEEP: dict[int, tuple[Tiling, ...]] = {
+    16: (
         Tiling(queries=16, latents=32, warps=4, stages=3, residency=2),
         Tiling(queries=16, latents=32, warps=4, stages=3, residency=1),
         Tiling(queries=16, latents=32, warps=4, stages=4, residency=1),
@@ -41,15 +43,15 @@ SWEEP: dict[int, list[Tiling]] = {
         Tiling(queries=16, latents=64, warps=8, stages=3, residency=1),
         Tiling(queries=16, latents=64, warps=4, stages=2, swap=True),
         Tiling(queries=16, latents=64, warps=8, stages=2, swap=True),
-    ],
-    128: [
+    ),
+    128: (
         Tiling(queries=64, latents=64, warps=8, stages=2),
         Tiling(queries=64, latents=32, warps=8, stages=3),
         Tiling(queries=64, latents=32, warps=8, stages=4),
         Tiling(queries=32, latents=64, warps=8, stages=3),
         Tiling(queries=32, latents=64, warps=4, stages=2, swap=True),
         Tiling(queries=32, latents=64, warps=8, stages=2, swap=True),
-    ],
+    ),
 }
 
 
@@ -171,7 +173,7 @@ def prefill(table: Table, heads: int, tokens: int, context: int) -> None:
     counts = np.array([context], dtype=np.int32), np.array([tokens], dtype=np.int32)
     expanded = ExpandedPrefill(max_rows=1, max_tokens=8192, workspace_bytes=2**30, device=DEVICE)
     expanded.prepare(*counts)
-    work = work_of(heads, 1, TILES)
+    work = work_of(heads, 1, tiles_of(DEVICE, q.dtype, q.dtype, rank=RANK, rope=ROPE, page_size=PAGE))
     work.prepare_extend(*counts)
     calls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "expanded": lambda pool: expanded.run(q, pool, rows.table, start, up, scale=SCALE),
@@ -213,16 +215,24 @@ def main(arguments: list[str] | None = None) -> None:
     only, heads_list = args.only.split(","), [int(heads) for heads in args.heads.split(",")]
     counts = [int(count) for count in args.rows.split(",")]
     table = Table()
+    bf16 = torch.bfloat16
+    chosen = tiles_of(DEVICE, bf16, bf16, rank=RANK, rope=ROPE, page_size=PAGE)
     with torch.inference_mode():
         for count in counts if "decode" in only else []:
             rows = Rows(count, args.context)
             for heads in heads_list:
                 for width in (1, 2) if count == counts[0] else (1,):
-                    decode(table, rows, heads, width, TILES)
+                    decode(table, rows, heads, width, chosen)
+                    if args.sweep and count == counts[0] and chosen is not TILES:
+                        decode(table, rows, heads, width, TILES, " portable")
                     peer(table, rows, heads, width)
                 if args.sweep and count == counts[0]:
-                    for tiling in SWEEP[16 if heads <= 16 else 128]:
-                        note = f" {tiling.latents}x{tiling.queries}{' swap' if tiling.swap else ''} w{tiling.warps} s{tiling.stages} r{tiling.residency}"
+                    for tiling in (HOPPER_TILES if chosen is HOPPER_TILES else ()) + SWEEP[16 if heads <= 16 else 128]:
+                        note = f" {tiling.kernel} {tiling.latents}x{tiling.queries}"
+                        if tiling.kernel == "portable":
+                            note += (
+                                f"{' swap' if tiling.swap else ''} w{tiling.warps} s{tiling.stages} r{tiling.residency}"
+                            )
                         decode(table, rows, heads, 1, (replace(tiling),), note)
             del rows
         for heads in heads_list if "fp8" in only else []:

@@ -4,9 +4,14 @@ import pytest
 import triton
 import triton.language as tl
 from tokenspeed_plugin_attention_mla import attend, pack, ragged
-from tokenspeed_plugin_attention_mla.work import TILES, TILES_FP8, TILES_ROCM
+from tokenspeed_plugin_attention_mla.hopper import HOPPER_TILES
+from tokenspeed_plugin_attention_mla.hopper_narrow import attend_narrow
+from tokenspeed_plugin_attention_mla.hopper_wide import attend_wide
+from tokenspeed_plugin_attention_mla.tiling import TILES, TILES_FP8, TILES_ROCM
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -114,3 +119,39 @@ def test_kernel_compiles_without_a_device(kernel, target):
     assert built.asm["cubin" if nvidia else "hsaco"]
     if tiling and nvidia:
         assert built.metadata.shared * tiling.residency <= 227 * 1024
+
+
+@pytest.mark.parametrize("tiling", HOPPER_TILES, ids=lambda tiling: f"{tiling.kernel} {tiling.queries}")
+def test_kernel_for_hopper_compiles_without_a_device_and_fits(tiling):
+    """Its shared memory fits, and the copying warp and the others have the registers that they ask for."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+    def boxes(rows, columns):
+        return f"tensordesc<bf16[{rows}, {columns}],{layout!r}>"
+
+    narrow = tiling.kernel == "narrow"
+    fn = attend_narrow if narrow else attend_wide
+    constants = {}
+    signature = {"q_desc": boxes(tiling.queries, 256), "c_desc": boxes(64, 256), "r_desc": boxes(64, 64)}
+    if narrow:
+        weights = gl.NVMMASharedLayout(swizzle_byte_width=2 * tiling.queries, element_bitwidth=16, rank=2)
+        constants = {"QUERIES": tiling.queries, "STAGES": 2, "P_LAYOUT": weights}
+        signature["qe_desc"] = boxes(tiling.queries, 64)
+    for name in fn.arg_names:
+        if name in ("table_ptr", "seq_ptr", "start_ptr", "item_ptr", "range_ptr"):
+            signature[name] = I32
+        elif name in ("acc_ptr", "ml_ptr"):
+            signature[name] = F32
+        elif name in ("q_ptr", "out_ptr"):
+            signature[name] = BF
+        elif name in ("scale", "out_scale"):
+            signature[name] = "fp32"
+        elif name not in signature:
+            signature[name] = "constexpr" if name in constants else "i32"
+    aligned = {(fn.arg_names.index(name),): [["tt.divisibility", 16]] for name in ALIGNED if name in signature}
+    source = GluonASTSource(fn, {name: signature[name] for name in fn.arg_names}, constants, aligned)
+    options = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": 232 if narrow else 168}
+    built = triton.compile(source, target=TARGETS["sm_90"], options=options)
+    assert built.asm["cubin"]
+    assert built.metadata.shared <= 227 * 1024
+    assert "wgmma.mma_async" in built.asm["ptx"]

@@ -55,7 +55,7 @@ class MlaBackend(AttentionBackend):
             max_queries=ctx.max_tokens * ctx.q_heads,
             processors=processors_of(ctx.device),
             device=ctx.device,
-            tiles=tiles_of(ctx.device, ctx.kv_dtype),
+            tiles=tiles_of(ctx.device, ctx.dtype, ctx.kv_dtype, rank=rank, rope=rope, page_size=ctx.page_size),
         )
 
     def bind_layers(self, layers: Sequence[AttentionLayer]) -> None:

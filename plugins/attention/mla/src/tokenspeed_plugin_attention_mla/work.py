@@ -2,71 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import triton.language as tl
 
 from tokenspeed_plugin_attention_mla.attend import ITEM_FIELDS, attend_items, merge_parts
 from tokenspeed_plugin_attention_mla.early import early_launch
+from tokenspeed_plugin_attention_mla.hopper import HOPPER_TILES, HopperKernels, serves
 from tokenspeed_plugin_attention_mla.plan import plan_decode, plan_extend
+from tokenspeed_plugin_attention_mla.tiling import TILES, TILES_FP8, TILES_ROCM, Tiling, tiling_for
 
-__all__ = [
-    "TILES",
-    "TILES_FP8",
-    "TILES_ROCM",
-    "LatentWork",
-    "Staged",
-    "Tiling",
-    "processors_of",
-    "tiles_of",
-    "tiling_for",
-]
+__all__ = ["LatentWork", "Staged", "processors_of", "tiles_of"]
 
 _LOG2E = 1.4426950408889634
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tiling:
-    """How the kernel is built for a number of queries.
-
-    Attributes:
-        queries: BM of the kernel; ``latents`` is its BN.
-        swap: transposed products.
-        warps, stages: of a program; tiles that cross pages are fetched ``scattered`` stages ahead.
-        residency: programs that share a multiprocessor.
-    """
-
-    queries: int
-    latents: int
-    swap: bool = False
-    warps: int = 4
-    stages: int = 3
-    scattered: int = 5
-    residency: int = 1
-
-
-#: By queries of a row, ascending: registers and shared memory of sm_90 allow these (README).
-TILES: tuple[Tiling, ...] = (
-    Tiling(queries=16, latents=32, warps=4, stages=3, residency=2),
-    Tiling(queries=32, latents=64, warps=8, stages=3),
-    Tiling(queries=64, latents=64, warps=8, stages=2, scattered=3),
-)
-
-#: Latents of fp8 are widened in registers, which larger tiles have not got.
-TILES_FP8: tuple[Tiling, ...] = (
-    Tiling(queries=16, latents=32, warps=8, stages=3),
-    Tiling(queries=32, latents=32, warps=8, stages=3),
-)
-
-#: CDNA 3 has 64 KiB of local memory.
-TILES_ROCM: tuple[Tiling, ...] = (Tiling(queries=16, latents=16, warps=4, stages=1, scattered=1, residency=2),)
-
-
-def tiling_for(queries: int, tiles: tuple[Tiling, ...] = TILES) -> Tiling:
-    """The smallest tile that holds ``queries``, or the largest there is."""
-    return next((tile for tile in tiles if tile.queries >= queries), tiles[-1])
 
 
 class Staged:
@@ -133,6 +81,7 @@ class LatentWork:
         self._acc = torch.empty((entries, rank), dtype=torch.float32, device=device)
         self._max_sum = torch.empty((entries, 2), dtype=torch.float32, device=device)
         self.has_split = False
+        self._hopper = HopperKernels() if any(tile.kernel != "portable" for tile in tiles) else None
 
     def _shape(self, width: int) -> tuple[Tiling, int, int]:
         """(tiling, query tiles of a row, groups of programs) of rows of ``width`` tokens."""
@@ -219,7 +168,13 @@ class LatentWork:
         scale: float,
         kv_scale: float,
     ) -> None:
-        q, latents, page_table, *_ = arguments
+        q, latents, page_table, seq_lens, query_start = arguments
+        if self._hopper is not None:
+            self._hopper.launch(
+                tiling, tiles * groups, q, latents, page_table, seq_lens, query_start, items, ranges, out, self._acc, self._max_sum,
+                self.heads, width * self.heads, page_size=self.page_size, tiles=tiles, scale=scale * kv_scale * _LOG2E, out_scale=kv_scale,
+            )  # fmt: skip
+            return
         wide = q.element_size() == 4
         fp8 = latents.element_size() == 1
         in_page = self.page_size % tiling.latents == 0
@@ -234,10 +189,14 @@ class LatentWork:
         )  # fmt: skip
 
 
-def tiles_of(device: torch.device, kv_dtype: torch.dtype) -> tuple[Tiling, ...]:
-    """The tilings for latents of ``kv_dtype`` on ``device``."""
+def tiles_of(
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, *, rank: int, rope: int, page_size: int
+) -> tuple[Tiling, ...]:
+    """The tilings for queries of ``dtype`` and latents of ``kv_dtype`` on ``device``."""
     if device.type == "cuda" and torch.version.hip is not None:
         return TILES_ROCM
+    if serves(device, dtype, kv_dtype, rank=rank, rope=rope, page_size=page_size):
+        return HOPPER_TILES
     return TILES_FP8 if kv_dtype.itemsize == 1 else TILES
 
 
