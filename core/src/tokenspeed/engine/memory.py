@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tokenspeed.config import EngineConfig
-from tokenspeed.errors import ConfigError
+from tokenspeed.errors import ConfigError, TokenSpeedError
 from tokenspeed.interfaces.platform import Platform
 
 __all__ = ["memory_advice", "memory_by_use", "out_of_memory", "pool_flag", "size_text"]
@@ -15,10 +15,22 @@ __all__ = ["memory_advice", "memory_by_use", "out_of_memory", "pool_flag", "size
 _SAID = ("out of memory", "can't allocate memory", "_alloc_failed")
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that host or device memory ran out, whoever raised it."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(word in text for word in _SAID))
+def out_of_memory(error: BaseException) -> str:
+    """The words in which ``error``, or one that it was raised during or from, says that host or device memory ran out; an empty string where none does.
+
+    Leaving a capture that found no memory raises an error of its own.
+    """
+    if isinstance(error, TokenSpeedError):
+        return ""
+    at: BaseException | None = error
+    while at is not None:
+        text = str(at)
+        if isinstance(at, MemoryError) or (
+            isinstance(at, RuntimeError) and any(word in text.lower() for word in _SAID)
+        ):
+            return text.partition("\n")[0].partition(". ")[0].strip() or type(at).__name__
+        at = at.__cause__ or at.__context__
+    return ""
 
 
 @contextmanager
@@ -31,9 +43,8 @@ def memory_advice(doing: str, advice: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not out_of_memory(error):
+        if not (cause := out_of_memory(error)):
             raise
-        cause = str(error).partition("\n")[0].partition(". ")[0].strip() or type(error).__name__
         raise ConfigError(f"memory ran out while {doing} ({cause}): {advice}") from error
 
 

@@ -91,8 +91,7 @@ def failure_of(error: BaseException) -> EngineFailed:
             return EngineFailed(name, str(error))
     if isinstance(error, TokenSpeedError):
         return EngineFailed("internal", str(error))
-    if out_of_memory(error):
-        cause = str(error).partition("\n")[0] or type(error).__name__
+    if cause := out_of_memory(error):
         advice = "lower --gpu-memory-utilization, --max-num-seqs or --chunked-prefill-size"
         return EngineFailed("internal", f"memory ran out in a step ({cause}): {advice}")
     return EngineFailed("internal", f"{type(error).__name__}: {error}")

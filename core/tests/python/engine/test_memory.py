@@ -31,7 +31,18 @@ OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GP
     ],
 )
 def test_errors_of_memory_are_told_from_others_whoever_raises_them(error: Exception, is_memory: bool) -> None:
-    assert out_of_memory(error) is is_memory
+    assert bool(out_of_memory(error)) is is_memory
+
+
+def test_an_error_of_memory_is_found_behind_the_one_that_it_led_to() -> None:
+    def capture() -> None:
+        try:
+            raise OUT
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    with pytest.raises(ConfigError, match=r"\(CUDA out of memory\)"), memory_advice("capturing graphs", "lower it"):
+        capture()
 
 
 def test_the_sentence_names_what_was_done_the_cause_and_what_to_lower() -> None:
