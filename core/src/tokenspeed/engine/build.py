@@ -17,7 +17,7 @@ import torch
 
 from tokenspeed._scheduler import Scheduler, SchedulerConfig
 from tokenspeed.engine.assembly import Assembly
-from tokenspeed.engine.attention_choice import missing_kind
+from tokenspeed.engine.backends import BackendPairs, bind_pool, make_backends
 from tokenspeed.engine.channel import Channel
 from tokenspeed.engine.control import Control
 from tokenspeed.engine.end_tokens import end_ids_of
@@ -32,18 +32,16 @@ from tokenspeed.engine.pools import count_pages, make_pool
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
 from tokenspeed.engine.tiers import CacheSource, Tiers, make_cache
-from tokenspeed.errors import ModelError, PluginError
-from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
+from tokenspeed.errors import ModelError
 from tokenspeed.interfaces.kernel import KernelContext, KernelRequest
 from tokenspeed.interfaces.model import CausalLM
 from tokenspeed.interfaces.platform import Platform, PlatformContext
-from tokenspeed.layers.attention import Attention, bind_kv
 from tokenspeed.layers.context import LayerContext
 from tokenspeed.layers.dtypes import dtype_from_name, short_name
 from tokenspeed.layers.loading import check_complete
 from tokenspeed.layers.parallel import ParallelGroups
 from tokenspeed.layers.quantization import quantization_for
-from tokenspeed.layers.recurrent import bind_states
+from tokenspeed.layers.recurrent import RecurrentLayer
 from tokenspeed.messages import EngineInfo
 from tokenspeed.plugins.events import ModelLoadedContext
 from tokenspeed.plugins.kernel_select import KernelRegistry
@@ -117,7 +115,7 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         assembly, platform, cache_groups, None if measured else count_pages(assembly, platform, cache_groups, everyone)
     )
     plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages, groups=pool.groups)
-    backends = _make_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
+    backends = make_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
     grammar = load_grammar_parts(assembly, rank=rank, vocab_size=_vocab_size(assembly))
     executor, graphs = _executor(assembly, platform, model, pool, kernels, backends, plan_shape, grammar)
     reserved = 0
@@ -127,7 +125,7 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         reserved = graphs.reserve_bytes(scratch, **sizes)
         pages = count_pages(assembly, platform, cache_groups, everyone, reserved_bytes=reserved)
         pool = make_pool(assembly, platform, cache_groups, pages)
-        _bind(model, pool, backends, executor)
+        bind_pool(model, pool, backends, executor)
     with memory_advice("capturing graphs", f"lower {pool_flag(config)}, or give --enforce-eager"):
         sized = config.max_total_tokens is None and config.kv_cache_memory_bytes is None
         captured = graphs.capture(
@@ -254,72 +252,13 @@ def _load_model(
     return model, time.monotonic() - began_s
 
 
-_Pairs = dict[int, tuple[AttentionBackend, AttentionBackend]]
-
-
-def _make_backends(
-    assembly: Assembly,
-    platform: Platform,
-    model: CausalLM,
-    pool: KVPool,
-    kernels: KernelRegistry,
-    max_tokens: int,
-) -> _Pairs:
-    """A backend for each phase and cache group with attention, by the group's number; one for both phases where they are the same.
-
-    Raises:
-        PluginError: a group has layers of a kind that ``config.json`` does not tell, and what was chosen cannot serve them.
-    """
-    config = assembly.config
-    modules = {module.layer_index: module for module in model.modules() if isinstance(module, Attention)}
-    pairs: _Pairs = {}
-    for index, group in enumerate(pool.groups):
-        if group.kind == "recurrent" or not group.layers:
-            continue
-        windows = any(modules[layer].layer.window for layer in group.layers)
-        slots = assembly.attention_slots("mla" if group.kind == "mla" else "window" if windows else "full")
-        chosen = {phase: assembly.choices[slot].spec for phase, slot in slots.items()}
-        made: dict[str, AttentionBackend] = {}
-        for phase, spec in chosen.items():
-            if lacks := missing_kind(spec, group, windows=windows):
-                raise PluginError(f"attention backend {spec.name} cannot serve {type(model).__name__}: {lacks}")
-            if spec.target not in made:
-                made[spec.target] = load_target(spec.target)(
-                    AttentionContext(
-                        q_heads=modules[group.layers[0]].q_heads,
-                        group=group,
-                        group_index=index,
-                        layout=pool.layout,
-                        page_size=pool.page_sizes[index],
-                        dtype=dtype_from_name(config.dtype),
-                        kv_dtype=dtype_from_name(config.kv_cache_dtype),
-                        device=platform.device,
-                        max_rows=_set(config.max_num_seqs),
-                        max_tokens=max_tokens,
-                        max_model_len=_set(config.max_model_len),
-                        select_kernel=kernels.select,
-                        options=assembly.options_of(slots[phase]),
-                    )
-                )
-        pairs[index] = (made[chosen["extend"].target], made[chosen["decode"].target])
-    return pairs
-
-
-def _bind(model: CausalLM, pool: KVPool, backends: _Pairs, executor: ModelExecutor) -> None:
-    """Let the layers read and write ``pool``."""
-    bind_kv(model, pool, backends)
-    bind_states(model, pool)
-    if any(group.kind == "recurrent" for group in pool.groups):
-        executor.use_states(pool)
-
-
 def _executor(
     assembly: Assembly,
     platform: Platform,
     model: CausalLM,
     pool: KVPool,
     kernels: KernelRegistry,
-    backends: _Pairs,
+    backends: BackendPairs,
     plan_shape: SchedulerConfig,
     grammar: GrammarParts,
 ) -> tuple[ModelExecutor, Graphs]:
@@ -357,13 +296,13 @@ def _executor(
         max_tokens=plan_shape.max_step_tokens,
         device=platform.device,
     )
-    _bind(model, pool, backends, executor)
+    bind_pool(model, pool, backends, executor)
     decoders = [decode for _, decode in backends.values()]
     plan = plan_graphs(
         config,
         platform,
-        pool.groups,
         decoders,
+        [module for module in model.modules() if isinstance(module, RecurrentLayer)],
         decoder_name=assembly.choices["attention.decode"].winner.name,
         max_rows=max_rows,
         max_tokens=plan_shape.max_step_tokens,

@@ -11,10 +11,10 @@ from tokenspeed.config import EngineConfig
 from tokenspeed.engine.memory import size_text
 from tokenspeed.interfaces.attention import AttentionBackend
 from tokenspeed.interfaces.platform import Platform
+from tokenspeed.layers.recurrent import RecurrentLayer
 from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.graphs import DecodeGraphs, capture_sizes
 from tokenspeed.runtime.mixed_graphs import EXTEND_ROWS, MixedGraphs, mixed_sizes
-from tokenspeed.types import CacheGroup
 
 __all__ = ["GraphPlan", "Graphs", "plan_graphs"]
 
@@ -44,20 +44,25 @@ class GraphPlan:
 def plan_graphs(
     config: EngineConfig,
     platform: Platform,
-    groups: Sequence[CacheGroup],
     decoders: Sequence[AttentionBackend],
+    scans: Sequence[RecurrentLayer],
     *,
     decoder_name: str,
     max_rows: int,
     max_tokens: int,
 ) -> GraphPlan:
-    """Graphs for steps of at most ``max_rows`` rows and ``max_tokens`` tokens; ``decoders`` are the decode backends, chosen as ``decoder_name``."""
+    """Graphs for steps of at most ``max_rows`` rows and ``max_tokens`` tokens.
+
+    Args:
+        decoders: the decode backends, chosen as ``decoder_name``.
+        scans: the model's recurrent layers.
+    """
     if not platform.supports_graphs:
         return GraphPlan()
     if config.enforce_eager:
         return GraphPlan(note="off (--enforce-eager)", expected=True)
-    if any(group.kind == "recurrent" for group in groups):
-        return GraphPlan(note="off: the model has recurrent states, and a captured step knows pages alone")
+    if not all(getattr(scan, "captures", False) for scan in scans):
+        return GraphPlan(note="off: the model has recurrent layers, which cannot be captured")
     if not all(decoder.graph_variants for decoder in decoders):
         return GraphPlan(note=f"off: the decode steps of attention backend {decoder_name} cannot be captured")
     notes = []
@@ -67,7 +72,10 @@ def plan_graphs(
         listed = ", ".join(map(str, left_out))
         notes.append(f"--cudagraph-capture-sizes {listed} left out: a step has {max_rows} rows at most{instead}")
     tokens, rows = mixed_sizes(max_rows, max_tokens)
-    if not all(decoder.captures_extend for decoder in decoders):
+    if not all(getattr(scan, "captures_extend", False) for scan in scans):
+        tokens, rows = (), ()
+        notes.append("of decode steps alone: the model's recurrent layers read no prompts in a captured step")
+    elif not all(decoder.captures_extend for decoder in decoders):
         tokens, rows = (), ()
         notes.append(f"of decode steps alone: attention backend {decoder_name} computes no prompts in a captured step")
     elif not tokens:

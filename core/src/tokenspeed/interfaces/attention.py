@@ -120,8 +120,8 @@ class AttentionBackend(ABC):
         self.ctx = ctx
 
     def bind_layers(self, layers: Sequence[AttentionLayer]) -> None:
-        """Told before the first step, and again when the KV pool gets its place, which layers it will serve. One that chooses kernels by what layers need chooses
-        them here, so that what cannot run fails at start and not in a request's step.
+        """Told before the first step, and again when the KV pool gets its place, which layers it will serve. One that chooses kernels by what layers need
+        chooses them here, so that what cannot run fails at start and not in a request's step.
 
         Raises:
             PluginError: no kernel fits a layer.

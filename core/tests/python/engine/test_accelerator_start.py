@@ -28,7 +28,6 @@ from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.plan import PlanView
 from tokenspeed.runtime.warmup import largest_plan
 from tokenspeed.testing.plugins import PluginFolder
-from tokenspeed.types import CacheGroup
 from tokenspeed.weights.describe import describe_model
 
 GIB = 2**30
@@ -277,26 +276,36 @@ def _decoder(variants: tuple[int, ...], extends: bool) -> Any:
     return Stand()
 
 
+def _scan(decodes: bool, extends: bool) -> Any:
+    class Stand:
+        captures = decodes
+        captures_extend = extends
+
+    return Stand()
+
+
 @pytest.mark.parametrize(
-    ("settings", "kind", "decoder", "max_tokens", "note", "captures"),
+    ("settings", "scans", "decoder", "max_tokens", "note", "captures"),
     [
-        ({}, "full", _decoder((0, 1), True), 2048, "", (True, True)),
-        ({}, "recurrent", _decoder((0,), True), 2048, "off: the model has recurrent states", (False, False)),
-        ({}, "full", _decoder((), True), 2048, "attention backend b cannot be captured", (False, False)),
-        ({"enforce_eager": True}, "full", _decoder((0,), True), 2048, "off (--enforce-eager)", (False, False)),
-        ({}, "full", _decoder((0,), True), 64, "a step of 64 tokens is smaller than any", (True, False)),
-        ({"cudagraph_capture_sizes": (4, 64)}, "full", _decoder((0,), True), 2048, "64 left out: a step has 32 rows at most", (True, True)),
-        ({"cudagraph_capture_sizes": (64,)}, "full", _decoder((0,), True), 2048, "at most, and the platform's own are taken", (True, True)),
+        ({}, [], _decoder((0, 1), True), 2048, "", (True, True)),
+        ({}, [_scan(False, False)], _decoder((0,), True), 2048, "off: the model has recurrent layers, which", (False, False)),
+        ({}, [_scan(True, False)], _decoder((0,), True), 2048, "of decode steps alone: the model's recurrent layers", (True, False)),
+        ({}, [_scan(True, True)], _decoder((0,), True), 2048, "", (True, True)),
+        ({}, [], _decoder((), True), 2048, "attention backend b cannot be captured", (False, False)),
+        ({"enforce_eager": True}, [], _decoder((0,), True), 2048, "off (--enforce-eager)", (False, False)),
+        ({}, [], _decoder((0,), True), 64, "a step of 64 tokens is smaller than any", (True, False)),
+        ({"cudagraph_capture_sizes": (4, 64)}, [], _decoder((0,), True), 2048, "64 left out: a step has 32 rows at most", (True, True)),
+        ({"cudagraph_capture_sizes": (64,)}, [], _decoder((0,), True), 2048, "at most, and the platform's own are taken", (True, True)),
     ],
 )  # fmt: skip
 def test_why_graphs_are_off_or_fewer_than_asked_for_is_told(
-    settings: dict[str, Any], kind: str, decoder: Any, max_tokens: int, note: str, captures: tuple[bool, bool]
+    settings: dict[str, Any], scans: list[Any], decoder: Any, max_tokens: int, note: str, captures: tuple[bool, bool]
 ) -> None:
     plan = plan_graphs(
         EngineConfig(model="m", **settings),
         Pretend(PlatformContext()),
-        [CacheGroup(kind=kind, layers=(0,))],
         [decoder],
+        scans,
         decoder_name="b",
         max_rows=32,
         max_tokens=max_tokens,
