@@ -16,8 +16,9 @@ rope
     0 leaves q and k as they are. The first rotary_dim elements of a head are rotated; pairs are (i, i + rotary_dim / 2), or (2 i, 2 i + 1) when
     ``interleaved``.
     ``qkv_rope_write(qkv, positions, cos_sin, q_heads, kv_heads, head_dim, k_cache, v_cache, slot_mapping, layout, q_norm=None, k_norm=None,
-    eps=1e-6, interleaved=False) -> q``: splits fused rows qkv (T, (Hq + 2 Hk) * head_dim), normalises q and k heads where weights (head_dim) are given,
-    rotates them, writes k and v to the pages of ``slot_mapping`` (T) int64 (-1: not written) and returns q (T, Hq, head_dim).
+    eps=1e-6, interleaved=False, gate=False) -> q``: splits fused rows qkv (T, (Hq + 2 Hk) * head_dim), normalises q and k heads where weights
+    (head_dim) are given, rotates them, writes k and v to the pages of ``slot_mapping`` (T) int64 (-1: not written) and returns q (T, Hq, head_dim). With
+    ``gate`` (feature ``gate``) each query head is followed by its gate, qkv (T, (2 Hq + 2 Hk) * head_dim), and q and the gates (T, Hq, head_dim) return.
 activation
     ``silu_and_mul(gate_up) -> out``: gate_up (T, 2 I), out (T, I).
     ``gelu_tanh_and_mul(gate_up) -> out``.

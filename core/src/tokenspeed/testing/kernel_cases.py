@@ -141,6 +141,8 @@ def _qkv_rope_write() -> Iterator[KernelCase]:
         ("interleaved", 4, 2, 64, 64, {"interleaved": True}),
         ("no rotation", 4, 2, 64, 0, {}),
         ("head norms", 6, 2, 64, 64, {"eps": 1e-5}),
+        ("gates", 6, 2, 64, 32, {"gate": True}),
+        ("gates and head norms", 5, 1, 16, 16, {"eps": 1e-5, "gate": True}),
     ]
     for layout in ("NHD", "HND"):
         for name, q, kv, dim, rotary, kwargs in variants:
@@ -153,10 +155,11 @@ def _qkv_rope_write() -> Iterator[KernelCase]:
                 r: int = rotary,
                 lay: str = layout,
                 norms: bool = "eps" in kwargs,
+                gates: bool = "gate" in kwargs,
             ) -> list[Any]:
                 scales = [1 + _randn(g, d, scale=0.1), 1 + _randn(g, d, scale=0.1)] if norms else []
                 return [
-                    _randn(g, 6, (q + 2 * kv) * d),
+                    _randn(g, 6, (q * (2 if gates else 1) + 2 * kv) * d),
                     torch.tensor([0, 1, 63, 5, 6, 7]),
                     _table(r),
                     q,
@@ -172,6 +175,7 @@ def _qkv_rope_write() -> Iterator[KernelCase]:
             yield KernelCase(
                 name=f"{layout}-{name}",
                 make=make,
+                features=frozenset({"gate"} if "gate" in kwargs else ()),
                 shape={"head_dim": dim, "rotary_dim": rotary, "q_heads": q, "kv_heads": kv},
                 layout=layout,
                 written=frozenset({0, 6, 7}),  # the rows may be rotated where they stand

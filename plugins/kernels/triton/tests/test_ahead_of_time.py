@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import triton
-from tokenspeed_plugin_kernels_triton import activation, cache, draw, gemm, gemv, norm, rope, sampling
+from tokenspeed_plugin_kernels_triton import activation, cache, draw, gemm, gemv, norm, pages, rope, sampling
 from tokenspeed_plugin_kernels_triton.limits import shared_memory_limit
 from tokenspeed_plugin_kernels_triton.tuning import load_tuning
 from triton.backends.compiler import GPUTarget
@@ -64,10 +64,11 @@ KERNELS = {
     "qkv_rope_write": (
         rope._qkv,
         {
-            "qkv_ptr": BF, "pos_ptr": I64, "cs_ptr": F32, "q_out_ptr": BF, "k_ptr": BF, "v_ptr": BF, "slot_ptr": I64, "qn_ptr": BF, "kn_ptr": BF,
+            "qkv_ptr": BF, "pos_ptr": I64, "cs_ptr": F32, "q_out_ptr": BF, "gate_ptr": BF, "k_ptr": BF, "v_ptr": BF, "slot_ptr": I64,
+            "qn_ptr": BF, "kn_ptr": BF,
             "q_heads": "i32", "kv_heads": "i32", "stride_qkv": "i32", "page_size": "i32", "s_page": "i32", "s_pos": "i32", "s_head": "i32", "eps": "fp32",
         },
-        {"NORM": True, "INTERLEAVED": False, "D": 128, "RD": 128, "HALF": 64, "BH": 16, "PDL": True},
+        {"NORM": True, "INTERLEAVED": False, "D": 128, "RD": 128, "HALF": 64, "BH": 16, "GATE": False, "PDL": True},
     ),
     "silu_and_mul": (activation._gated, {"x_ptr": BF, "out_ptr": BF, "width": "i32", "total": "i32"}, {"GELU": False, "BLOCK": 1024, "PDL": True}),
     "gelu_tanh_and_mul": (activation._gated, {"x_ptr": BF, "out_ptr": BF, "width": "i32", "total": "i32"}, {"GELU": True, "BLOCK": 1024, "PDL": True}),
@@ -79,6 +80,12 @@ KERNELS = {
         },
         {"D": 128, "DV": 128, "BD": 128, "BH": 8},
     ),
+    "copy": (
+        pages._copy,
+        {"pages_ptr": I32, "source_ptr": I64, "target_ptr": I64, "words": "i32", "stride": "i32"},
+        {"BLOCK": 4096},
+    ),
+    "zero": (pages._zero, {"pages_ptr": I32, "target_ptr": I64, "words": "i32", "stride": "i32"}, {"BLOCK": 4096}),
     "lookup": (cache._lookup, {"ids_ptr": I64, "w_ptr": BF, "out_ptr": BF, "H": "i32"}, {"BLOCK": 1024}),
     "argmax": (
         sampling._partial,
@@ -105,10 +112,12 @@ KERNELS = {
         {"BLOCK": 4096},
     ),
 }  # fmt: skip
+fn, signature, constants = KERNELS["qkv_rope_write"]
+KERNELS["qkv_rope_write, gates"] = (fn, signature, {**constants, "GATE": True})
 FP8 = "*fp8e4nv"
-for name, pages in (("qkv_rope_write", ("k_ptr", "v_ptr")), ("cache write", ("kc_ptr", "vc_ptr"))):
+for name, stores in (("qkv_rope_write", ("k_ptr", "v_ptr")), ("cache write", ("kc_ptr", "vc_ptr"))):
     fn, signature, constants = KERNELS[name]
-    KERNELS[f"{name}, fp8 pages"] = (fn, {**signature, **dict.fromkeys(pages, FP8)}, constants)
+    KERNELS[f"{name}, fp8 pages"] = (fn, {**signature, **dict.fromkeys(stores, FP8)}, constants)
 
 
 def compiled(target, fn, signature, constants, **options):

@@ -33,7 +33,7 @@ REFERENCE_KERNELS: tuple[KernelSpec, ...] = (
     _spec("norm", "rms_norm"),
     _spec("norm", "add_rms_norm"),
     _spec("rope", "rotate"),
-    _spec("rope", "qkv_rope_write", _KV_CASTS),
+    _spec("rope", "qkv_rope_write", _KV_CASTS | {"gate"}),
     _spec("activation", "silu_and_mul"),
     _spec("activation", "gelu_tanh_and_mul"),
     _spec("embedding", "lookup"),

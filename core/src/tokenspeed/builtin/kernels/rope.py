@@ -49,14 +49,20 @@ def qkv_rope_write(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     interleaved: bool = False,
-) -> torch.Tensor:
+    gate: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Split fused rows qkv (T, (Hq + 2 Hk) * head_dim), norm the heads of q and k where weights are given, rotate them, store k and v in the pages of
-    ``slot_mapping`` and return q (T, Hq, head_dim)."""
+    ``slot_mapping`` and return q (T, Hq, head_dim). With ``gate`` each query head is followed by its gate in qkv (T, (2 Hq + 2 Hk) * head_dim), and
+    (q, gates (T, Hq, head_dim)) is returned."""
     tokens = qkv.shape[0]
+    if gate:
+        both = 2 * q_heads * head_dim
+        queries, gates = qkv[:, :both].reshape(tokens, q_heads, 2, head_dim).unbind(2)
+        qkv = torch.cat((queries.reshape(tokens, -1), qkv[:, both:]), dim=-1)
     heads = qkv.view(tokens, q_heads + 2 * kv_heads, head_dim)
     q, k, v = heads[:, :q_heads], heads[:, q_heads : q_heads + kv_heads], heads[:, q_heads + kv_heads :]
     q = q.contiguous() if q_norm is None else rms_norm(q, q_norm, eps)
     k = k.contiguous() if k_norm is None else rms_norm(k, k_norm, eps)
     rotate(q.view(tokens, -1), k.view(tokens, -1), positions, cos_sin, head_dim, interleaved)
     write(k, v, k_cache, v_cache, slot_mapping, layout)
-    return q
+    return (q, gates.contiguous()) if gate else q

@@ -1,4 +1,4 @@
-"""Writes of keys and values into pages, page copies, and embedding rows."""
+"""Writes of keys and values into pages, and embedding rows."""
 
 from __future__ import annotations
 

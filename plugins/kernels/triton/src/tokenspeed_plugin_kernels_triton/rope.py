@@ -1,4 +1,4 @@
-"""Head norm, rotary embedding and the write into pages, in one pass over the fused QKV rows."""
+"""Head norm, rotary embedding, the split of gates and the write into pages, in one pass over the fused QKV rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def stored(x, to: tl.constexpr):
 
 @triton.jit
 def _qkv(
-    qkv_ptr, pos_ptr, cs_ptr, q_out_ptr, k_ptr, v_ptr, slot_ptr, qn_ptr, kn_ptr,
+    qkv_ptr, pos_ptr, cs_ptr, q_out_ptr, gate_ptr, k_ptr, v_ptr, slot_ptr, qn_ptr, kn_ptr,
     q_heads, kv_heads, stride_qkv, page_size, s_page, s_pos, s_head, eps,
-    NORM: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr, RD: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, INTERLEAVED: tl.constexpr, D: tl.constexpr, RD: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
+    GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A tile is BH heads of one token, each as two halves of the rotation, columns [0, HALF) and their partners."""
+    """A tile is BH heads of one token, each as two halves of the rotation, columns [0, HALF) and their partners. GATE: behind each query head stands its
+    gate, which goes to ``gate_ptr`` as it is."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BH + tl.arange(0, BH)
     lane = tl.arange(0, HALF)
@@ -43,7 +45,10 @@ def _qkv(
     live = lane < D // 2
     total = q_heads + 2 * kv_heads
     mask = (heads[:, None] < total) & live[None, :]
-    base = qkv_ptr + token * stride_qkv + heads[:, None] * D
+    places = heads
+    if GATE:
+        places = heads + tl.minimum(heads, q_heads)
+    base = qkv_ptr + token * stride_qkv + places[:, None] * D
     is_q = heads < q_heads
     is_v = heads >= q_heads + kv_heads
     pos = tl.load(pos_ptr + token)
@@ -60,6 +65,11 @@ def _qkv(
         gdc_wait()
     x1 = tl.load(base + c1[None, :], mask=mask, other=0.0).to(tl.float32)
     x2 = tl.load(base + c2[None, :], mask=mask, other=0.0).to(tl.float32)
+    if GATE:
+        g_mask = mask & is_q[:, None]
+        g_base = gate_ptr + (token * q_heads + heads[:, None]) * D
+        tl.store(g_base + c1[None, :], tl.load(base + D + c1[None, :], mask=g_mask, other=0.0), mask=g_mask)
+        tl.store(g_base + c2[None, :], tl.load(base + D + c2[None, :], mask=g_mask, other=0.0), mask=g_mask)
     if NORM:
         scale = tl.rsqrt((tl.sum(x1 * x1, axis=1) + tl.sum(x2 * x2, axis=1)) / D + eps)
         n1 = x1 * scale[:, None] * tl.where(is_q[:, None], q1[None, :], k1[None, :])
@@ -115,19 +125,21 @@ def qkv_rope_write(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
     interleaved: bool = False,
-) -> torch.Tensor:
+    gate: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Signature of ``rope.qkv_rope_write``; k_cache and v_cache share strides."""
     tokens = qkv.shape[0]
     q = torch.empty((tokens, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    gates = torch.empty_like(q) if gate else q
     if tokens == 0:
-        return q
+        return (q, gates) if gate else q
     page_size, s_page, s_pos, s_head = cache_strides(k_cache, layout)
     block = 4 if tokens < 64 else 16
     norm = q_norm is not None
     _qkv[(tokens, triton.cdiv(q_heads + 2 * kv_heads, block))](
-        qkv, positions, cos_sin, q, k_cache, v_cache, slot_mapping, q_norm if norm else qkv, k_norm if norm else qkv,
+        qkv, positions, cos_sin, q, gates, k_cache, v_cache, slot_mapping, q_norm if norm else qkv, k_norm if norm else qkv,
         q_heads, kv_heads, qkv.stride(0), page_size, s_page, s_pos, s_head, eps,
-        NORM=norm, INTERLEAVED=interleaved, D=head_dim, RD=cos_sin.shape[1], HALF=triton.next_power_of_2(head_dim // 2), BH=block,
+        NORM=norm, INTERLEAVED=interleaved, D=head_dim, RD=cos_sin.shape[1], HALF=triton.next_power_of_2(head_dim // 2), BH=block, GATE=gate,
         num_warps=1 if block == 4 else 4, **early_launch(q),
     )  # fmt: skip
-    return q
+    return (q, gates) if gate else q

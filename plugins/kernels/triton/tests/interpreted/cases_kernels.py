@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from tokenspeed_plugin_kernels_triton import activation, cache, draw, norm, rope, sampling
+from tokenspeed_plugin_kernels_triton import activation, cache, draw, norm, pages, rope, sampling
 from tokenspeed_plugin_kernels_triton.gemm import SmallGemm
 from tokenspeed_plugin_kernels_triton.tuning import GemmConfig
 
 from tokenspeed.builtin.kernels import cache as defined
+from tokenspeed.builtin.kernels import rope as defined_rope
 from tokenspeed.builtin.kernels import sampling as reference
 from tokenspeed.testing.kernel_cases import kernel_cases
 
@@ -175,6 +176,38 @@ def test_writes_to_fp8_pages_are_those_of_the_definition_and_saturate(layout, dt
     for got, expected in zip(mine, theirs * 2, strict=True):
         assert torch.equal(got.float(), expected.float())
     assert theirs[0].float().abs().max() == 448
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in kernel_cases("rope", "qkv_rope_write") if "gate" in c.features], ids=lambda c: c.name
+)
+def test_gates_are_split_from_the_queries_as_the_definition_does(case):
+    mine, theirs = (case.make(torch.Generator().manual_seed(6)) for _ in range(2))
+    got, expected = rope.qkv_rope_write(*mine, **case.kwargs), defined_rope.qkv_rope_write(*theirs, **case.kwargs)
+    for left, right in zip((*got, *mine[6:8]), (*expected, *theirs[6:8]), strict=True):
+        torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("shape", [(7, 2, 4, 8), (7, 3, 33), (7, 5000)])
+def test_whole_pages_are_copied_and_zeroed_whatever_they_hold(dtype, shape):
+    source, target, gone = torch.tensor([3, -1, 0, 5]), torch.tensor([4, 1, -1, 2]), torch.tensor([6, -1, 0])
+    mine, theirs = (torch.randn(shape, generator=torch.Generator().manual_seed(7)).mul(9).to(dtype) for _ in range(2))
+    for module, tensor in ((pages, mine), (defined, theirs)):
+        module.copy(tensor, source, target)
+        module.zero(tensor, gone)
+    assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+
+
+def test_pages_that_are_a_part_of_another_tensor_leave_the_rest_alone():
+    whole = torch.arange(60.0).view(5, 12)
+    part = whole[:, 3:9]
+    pages.copy(part, torch.tensor([0]), torch.tensor([4]))
+    pages.zero(part, torch.tensor([2]))
+    assert whole[4].tolist() == [48, 49, 50, 3, 4, 5, 6, 7, 8, 57, 58, 59]
+    assert whole[2].tolist() == [24, 25, 26, 0, 0, 0, 0, 0, 0, 33, 34, 35]
+    with pytest.raises(ValueError, match="one contiguous block"):
+        pages.zero(torch.zeros(4, 3, 5).transpose(1, 2), torch.tensor([0]))
 
 
 def test_lookup_gathers_rows():
