@@ -19,9 +19,7 @@ PAGE, HEADS, KV_HEADS, DIM = 64, 16, 4, 128
 
 
 class TestTritonBackend(AttentionBackendSuite):
-    spec = replace(
-        _SPEC, supports=replace(_SUPPORTS, kv_dtypes=("bf16", "fp8"), layouts=("HND",), page_sizes=(64, 16))
-    )
+    spec = replace(_SPEC, supports=replace(_SUPPORTS, kv_dtypes=("bf16", "fp8"), layouts=("HND",), page_sizes=(64, 16)))
     device, platform, capability = "cuda", "cuda", (9, 0)
 
 

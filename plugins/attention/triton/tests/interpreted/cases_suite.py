@@ -15,10 +15,11 @@ _SUPPORTS = replace(_SPEC.supports, dtypes=("fp32",), head_dims=(16,))
 
 class TestTritonBackend(AttentionBackendSuite):
     spec = replace(_SPEC, supports=replace(_SUPPORTS, kv_dtypes=("fp32", "fp8"), layouts=("HND",), page_sizes=(64, 16)))
+    heads = ((4, 2),)
 
 
 class TestTokensBeforeHeads(AttentionBackendSuite):
-    """The other layout, once."""
+    """The other layout, and a KV head for each query head."""
 
     spec = replace(_SPEC, supports=replace(_SUPPORTS, kv_dtypes=("fp32",), layouts=("NHD",), page_sizes=(16,)))
-    heads = ((6, 2),)
+    heads = ((2, 2),)
