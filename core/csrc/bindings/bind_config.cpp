@@ -43,7 +43,7 @@ void BindConfig(py::module_& module) {
                        int32_t max_row_width, int32_t overlap_depth, bool enable_prefix_caching, int64_t max_step_us, int32_t hit_window,
                        int64_t aging_us, int32_t finished_history, AdmissionRule admission, RetractionRule retraction,
                        WritePolicy write_policy, bool l3, int32_t prefetch_threshold, int64_t prefetch_timeout_us, bool kv_events,
-                       int32_t retain_percent) {
+                       int32_t retain_percent, std::vector<int32_t> step_sizes) {
              SchedulerConfig config{.groups = std::move(groups),
                                     .max_num_seqs = max_num_seqs,
                                     .max_batched_tokens = max_batched_tokens,
@@ -52,6 +52,7 @@ void BindConfig(py::module_& module) {
                                     .overlap_depth = overlap_depth,
                                     .enable_prefix_caching = enable_prefix_caching,
                                     .max_step_us = max_step_us,
+                                    .step_sizes = std::move(step_sizes),
                                     .hit_window = hit_window,
                                     .aging_us = aging_us,
                                     .finished_history = finished_history,
@@ -73,7 +74,8 @@ void BindConfig(py::module_& module) {
            py::arg("finished_history") = defaults.finished_history, py::arg("admission") = defaults.admission,
            py::arg("retraction") = defaults.retraction, py::arg("write_policy") = defaults.write_policy, py::arg("l3") = defaults.l3,
            py::arg("prefetch_threshold") = defaults.prefetch_threshold, py::arg("prefetch_timeout_us") = defaults.prefetch_timeout_us,
-           py::arg("kv_events") = defaults.kv_events, py::arg("retain_percent") = defaults.retain_percent)
+           py::arg("kv_events") = defaults.kv_events, py::arg("retain_percent") = defaults.retain_percent,
+           py::arg("step_sizes") = defaults.step_sizes)
       .def_readonly("groups", &SchedulerConfig::groups)
       .def_readonly("max_num_seqs", &SchedulerConfig::max_num_seqs)
       .def_readonly("max_batched_tokens", &SchedulerConfig::max_batched_tokens)
@@ -82,6 +84,7 @@ void BindConfig(py::module_& module) {
       .def_readonly("overlap_depth", &SchedulerConfig::overlap_depth)
       .def_readonly("enable_prefix_caching", &SchedulerConfig::enable_prefix_caching)
       .def_readonly("max_step_us", &SchedulerConfig::max_step_us)
+      .def_readonly("step_sizes", &SchedulerConfig::step_sizes)
       .def_readonly("hit_window", &SchedulerConfig::hit_window)
       .def_readonly("aging_us", &SchedulerConfig::aging_us)
       .def_readonly("finished_history", &SchedulerConfig::finished_history)

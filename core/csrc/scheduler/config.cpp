@@ -75,6 +75,10 @@ void SchedulerConfig::Validate() const {
   InRange("max_batched_tokens", max_batched_tokens, 1, kMax);
   InRange("max_model_len", max_model_len, 2, kMax);
   InRange("max_step_us", max_step_us, 0, 3'600'000'000);
+  for (size_t i = 0; i < step_sizes.size(); ++i) {
+    const std::string name = "step_sizes[" + std::to_string(i) + "]";
+    InRange(name.c_str(), step_sizes[i], i == 0 ? 1 : step_sizes[i - 1] + 1, kMax);
+  }
   InRange("hit_window", hit_window, 1, 1'024);
   InRange("aging_us", aging_us, 1, 1'000'000'000'000);
   InRange("finished_history", finished_history, 0, 1 << 24);

@@ -1,6 +1,7 @@
 // What a scheduler is told once. Nothing changes after construction.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -49,6 +50,9 @@ struct SchedulerConfig {
   int32_t overlap_depth = 0;       // plans that may be taken before the one in flight is advanced: 0 or 1
   bool enable_prefix_caching = true;
   int64_t max_step_us = 0;  // bound on the predicted time of a step with decodes; 0: none
+  // Prompt tokens that the device fills a step with decodes up to, ascending: captured graphs. More than the last are not filled up.
+  // Told of with max_step_us: steps under the bound are cut to them.
+  std::vector<int32_t> step_sizes;
   int32_t hit_window = 8;   // waiting requests among which a prefix hit goes first, and how often one may be overtaken
   int64_t aging_us = 10'000'000;  // waiting this long is worth one priority level
   int32_t finished_history = 4096;  // finished requests that request_info still knows
@@ -67,6 +71,17 @@ struct SchedulerConfig {
 
   // The prefill share that is left to waiting prompts however many decodes run, so that they cannot starve.
   [[nodiscard]] int32_t min_prefill_tokens() const { return groups[0].page_size < max_batched_tokens ? groups[0].page_size : max_batched_tokens; }
+  // The prompt tokens that a step with so many computes: the next size.
+  [[nodiscard]] int32_t FilledStep(int32_t tokens) const {
+    const auto size = std::lower_bound(step_sizes.begin(), step_sizes.end(), tokens);
+    return tokens == 0 || size == step_sizes.end() ? tokens : *size;
+  }
+  // The most prompt tokens up to `tokens` that fill a step: a size, or 0.
+  [[nodiscard]] int32_t WholeStep(int32_t tokens) const {
+    if (step_sizes.empty() || tokens >= step_sizes.back()) return tokens;
+    const auto size = std::upper_bound(step_sizes.begin(), step_sizes.end(), tokens);
+    return size == step_sizes.begin() ? 0 : *(size - 1);
+  }
   [[nodiscard]] bool has_host_tier() const { return groups[0].host_pages > 0; }
   // Pages of a window group that a request needs at most to go on token by token, with the steps that may be in flight.
   [[nodiscard]] int32_t WindowPages(const CacheGroupConfig& group) const {

@@ -13,27 +13,40 @@ namespace tokenspeed {
 // ---- prefill: what is left of a step for prompts ----
 
 // Tokens bound the step's buffers, cost its time. While decodes run, a step's prompts cost no more than a chunk of all its tokens
-// without context would, so a chunk behind a long context is shorter: the decodes wait as long for each chunk of a prompt.
+// without context would, so a chunk behind a long context is shorter: the decodes wait as long for each chunk of a prompt. Where the device
+// fills steps up, places left empty are time lost: a chunk cut for its cost is cut to what fills the step.
 struct PrefillShare {
   int32_t tokens = 0;
   double cost = PrefillCost::kUnbounded;
   int32_t least = 1;  // tokens that are planned whatever they cost
+  const SchedulerConfig* sizes = nullptr;  // step_sizes that its chunks together are cut to
+  int32_t planned = 0;                     // tokens so far
 
   [[nodiscard]] bool used_up() const noexcept { return tokens <= 0 || (least <= 0 && cost < 1.0); }
-  [[nodiscard]] bool MostlySpentBy(int64_t planned, double planned_cost) const noexcept { return 2 * planned >= tokens || 2.0 * planned_cost >= cost; }
+  [[nodiscard]] bool MostlySpentBy(int64_t spent, double spent_cost) const noexcept { return 2 * spent >= tokens || 2.0 * spent_cost >= cost; }
   // The tokens for a prompt that has `remaining` of them behind `context`.
   [[nodiscard]] int32_t Fit(int32_t remaining, int32_t context, const PrefillCost& cost_of) const noexcept {
     const int64_t affordable = std::max<int64_t>(cost_of.TokensFor(cost, context), std::max(least, 1));
-    return static_cast<int32_t>(std::min<int64_t>({remaining, tokens, affordable}));
+    const auto fitting = static_cast<int32_t>(std::min<int64_t>({remaining, tokens, affordable}));
+    if (sizes == nullptr || fitting < affordable) return fitting;
+    const int32_t whole = Reach(fitting) - planned;
+    return whole > 0 ? std::min(remaining, whole) : fitting;
   }
-  // REQUIRES: `planned` is of a prompt for which Fit gave `fitting`, for lack of pages perhaps less than that.
-  void Spend(int32_t planned, int32_t fitting, int32_t remaining, int32_t context, const PrefillCost& cost_of) noexcept {
+  // REQUIRES: `now` is of a prompt for which Fit gave `fitting`, for lack of pages perhaps less than that.
+  void Spend(int32_t now, int32_t fitting, int32_t remaining, int32_t context, const PrefillCost& cost_of) noexcept {
     // One that was cut for its cost has all that was left, so that rounding leaves no crumb for the next.
     const bool cut = fitting < remaining && fitting < tokens;
-    cost = cut ? 0.0 : cost - cost_of(planned, PrefillCost::Attended(planned, context));
-    tokens -= planned;
-    least -= planned;
+    cost = cut ? 0.0 : cost - cost_of(now, PrefillCost::Attended(now, context));
+    tokens -= now;
+    least -= now;
+    planned += now;
+    if (sizes == nullptr || cost <= 0.0) return;
+    if (Reach(static_cast<int32_t>(std::min<int64_t>(tokens, cost_of.TokensFor(cost, 0)))) <= planned) cost = 0.0;
   }
+
+ private:
+  // The step's prompt tokens with up to so many more: a whole size, and at least the one that is computed anyway.
+  [[nodiscard]] int32_t Reach(int32_t more) const noexcept { return std::max(sizes->WholeStep(planned + more), sizes->FilledStep(planned)); }
 };
 
 // ---- admission: output tokens to keep room for, for a request that has made `made` of at most `limit` ----

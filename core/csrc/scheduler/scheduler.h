@@ -180,7 +180,10 @@ class Scheduler {
 
   // ---- scheduler_prefill.cpp: chunks and admission ----
   void PlanPrefills(PrefillShare share);
-  [[nodiscard]] PrefillShare ShareBeside(int32_t decode_tokens) const;
+  [[nodiscard]] PrefillShare ShareBeside(int32_t decode_tokens);
+  // Microseconds that a step with decodes may take: max_step_us for each kPromptsInBound prompts that could run, and at least once.
+  static constexpr double kPromptsInBound = 4.0;
+  [[nodiscard]] double StepBound();
   // Plans the next chunk out of the share; its tokens, 0 where no page is left for it.
   int32_t PlanChunk(Request& request, PrefillShare& share);
   bool AdmitNext(PrefillShare& share);

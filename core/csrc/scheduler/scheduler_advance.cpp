@@ -41,9 +41,12 @@ AdvanceResult Scheduler::Advance(int64_t plan_id, std::span<const int32_t> count
     if (row.samples) request.inflight_outputs -= row.extend ? 1 : row.tokens;
     result.row_refusals[i] = static_cast<int32_t>(Settle(request, row, counts[i], tokens.data() + i * width, outcomes[i]));
   }
-  const auto cost = static_cast<int64_t>(prefill_cost_(step.prefill_tokens, step.attended) + 0.5);
-  step_times_.Observe(cost, decode_rows, step_us);
-  prefill_cost_.Observe(step.prefill_tokens, step.attended, decode_rows, step.filled, step_us);
+  if (config_.max_step_us > 0) {
+    step_times_.Observe(config_.FilledStep(step.prefill_tokens), step.attended, decode_rows, step.filled, step_us);
+    prefill_cost_.Follow(step_times_.weight());
+  } else {
+    prefill_cost_.Observe(step.prefill_tokens, step.attended, decode_rows, step.filled, step_us);
+  }
   step.rows.clear();
   spare_rows_.push_back(std::move(step.rows));
   steps_.pop_front();

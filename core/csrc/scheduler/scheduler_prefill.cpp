@@ -7,15 +7,29 @@
 
 namespace tokenspeed {
 
-PrefillShare Scheduler::ShareBeside(int32_t decode_tokens) const {
+PrefillShare Scheduler::ShareBeside(int32_t decode_tokens) {
   if (decode_tokens == 0) return {.tokens = config_.max_batched_tokens};
   const int32_t least = config_.min_prefill_tokens();
-  const int32_t tokens = std::max(config_.max_batched_tokens - decode_tokens, least);
-  double cost = prefill_cost_(tokens, PrefillCost::Attended(tokens, 0));
+  PrefillShare share{.tokens = std::max(config_.max_batched_tokens - decode_tokens, least), .least = least};
+  share.cost = prefill_cost_(share.tokens, PrefillCost::Attended(share.tokens, 0));
   if (config_.max_step_us > 0) {
-    cost = std::min(cost, static_cast<double>(step_times_.PrefillCostWithin(config_.max_step_us, int64_t{4} * least)));
+    share.sizes = &config_;
+    share.cost = std::min(share.cost, step_times_.PrefillCostWithin(StepBound(), 4.0 * least));
   }
-  return {tokens, cost, least};
+  return share;
+}
+
+// One prompt among decodes keeps the bound. A crowd widens it: what many steps cost each of the prompts is more than what they spare the
+// decodes. Those without a slot count for nothing, nor does anyone waiting where the first of them finds no pages (by what was last known
+// of its prefix: looking it up for every plan would cost more than being wrong for one).
+double Scheduler::StepBound() {
+  size_t able = std::min(waiting_.size(), static_cast<size_t>(slots_.available()));
+  if (able > 0) {
+    MeasureRoom();
+    const Request& first = *waiting_.begin()->second;
+    if (PagesFor(first.known()) - first.hint.depth() + GrowthPages(first) + growth_room_ > room_) able = 0;
+  }
+  return static_cast<double>(config_.max_step_us) * std::max(1.0, static_cast<double>(prefilling_.size() + able) / kPromptsInBound);
 }
 
 void Scheduler::PlanPrefills(PrefillShare share) {

@@ -170,6 +170,7 @@ class SchedulerConfig:
         prefetch_timeout_us: int = 1000000,
         kv_events: bool = False,
         retain_percent: int = 50,
+        step_sizes: Sequence[int] = [],
     ) -> None: ...
     @property
     def groups(self) -> list[CacheGroupConfig]: ...
@@ -187,6 +188,9 @@ class SchedulerConfig:
     def enable_prefix_caching(self) -> bool: ...
     @property
     def max_step_us(self) -> int: ...
+    @property
+    def step_sizes(self) -> list[int]:
+        """Prompt tokens that the device fills a step with decodes up to, ascending; more than the last are not filled up."""
     @property
     def hit_window(self) -> int: ...
     @property

@@ -36,7 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         kv_cache_memory_bytes: memory budget of the KV pool instead of the platform's own choice.
         gpu_memory_utilization: share of device memory that weights, the largest step, graphs and KV may take together.
         block_size: tokens of a KV page; ``None`` lets the chosen backends decide.
-        max_step_ms: bound on the predicted length of a step while decodes run; 0 is off, ``None`` lets the platform decide.
+        max_step_ms: bound on the predicted length of a step while decodes run, as many times as there are 4 prompts to compute and at least once; 0 is
+            off, ``None`` lets the platform decide.
         disable_overlap_schedule: plan step N+1 only after the results of N; ``None`` lets the platform decide.
         num_threads: CPU threads of one rank; 0 lets the platform decide.
         plugins: the ``--plugins`` text; plugin_options: ``plugin.option`` to text as given with ``--set``.

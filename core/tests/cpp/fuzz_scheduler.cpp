@@ -93,6 +93,7 @@ class Round {
     config.overlap_depth = Chance(52) ? 1 : 0;
     config.enable_prefix_caching = !Chance(10);
     config.max_step_us = Chance(30) ? 1'000 : 0;
+    if (config.max_step_us > 0 && Chance(50)) config.step_sizes = {2, 5, 6, 12};
     config.hit_window = static_cast<int32_t>(Pick(1, 4));
     config.aging_us = Pick(1, 1'000);
     config.finished_history = static_cast<int32_t>(Chance(20) ? 0 : Pick(1, 50));

@@ -39,22 +39,104 @@ TEST(OutputLengths, FollowWhatIsObserved) {
   EXPECT_EQ(lengths.Mean(), 1);
 }
 
-TEST(StepTimes, PredictThePrefillThatFits) {
+// A device that takes 5 ms for decodes, 20 us for a prompt token and 1 ns for each that it attends to.
+constexpr double kDecodesUs = 5'000.0;
+int64_t TimeOf(int32_t tokens, int32_t context) {
+  return static_cast<int64_t>(kDecodesUs + 20.0 * tokens + 0.001 * PrefillCost::Attended(tokens, context));
+}
+void ObserveChunk(StepTimes& times, int32_t tokens, int32_t context) {
+  times.Observe(tokens, PrefillCost::Attended(tokens, context), 8, true, TimeOf(tokens, context));
+}
+void ObserveDecodes(StepTimes& times, int steps, int64_t us = 5'000) {
+  for (int i = 0; i < steps; ++i) times.Observe(0, 0.0, 8, false, us);
+}
+// How long a step is for which `times` say that it takes 20 ms, behind `context`.
+double TrueTime(const StepTimes& times, int32_t context) {
+  PrefillCost cost;
+  cost.Follow(times.weight());
+  const int64_t tokens = cost.TokensFor(times.PrefillCostWithin(20'000, 64), context);
+  return static_cast<double>(TimeOf(static_cast<int32_t>(tokens), context));
+}
+StepTimes Learnt() {
   StepTimes times;
-  EXPECT_EQ(times.PrefillCostWithin(20'000, 64), 64);
-  times.Observe(3, 0, 90'000);  // no decodes: tells nothing of them
-  EXPECT_EQ(times.PrefillCostWithin(20'000, 64), 64);
-  times.Observe(64, 8, 8'200);  // one kind of step: no slope yet, so a little more
-  EXPECT_EQ(times.PrefillCostWithin(20'000, 64), 80);
-  EXPECT_EQ(times.PrefillCostWithin(8'000, 16), 32);
-  for (int i = 0; i < 100; ++i) {
-    times.Observe(0, 8, 5'000);
-    times.Observe(100, 8, 5'000 + 100 * 50);
+  for (int prompt = 0; prompt < 4; ++prompt) {
+    ObserveDecodes(times, 30);
+    for (int32_t context = 0; context < 8'000; context += 500) ObserveChunk(times, 500, context);
   }
-  EXPECT_NEAR(static_cast<double>(times.PrefillCostWithin(20'000, 64)), 300.0, 5.0);
-  EXPECT_EQ(times.PrefillCostWithin(4'000, 64), 0);
-  times.Observe(100, 8, 0);  // not measured
-  EXPECT_NEAR(static_cast<double>(times.PrefillCostWithin(20'000, 64)), 300.0, 5.0);
+  return times;
+}
+
+TEST(StepTimes, FeelTheWayUntilStepsWereTimed) {
+  StepTimes times;
+  EXPECT_EQ(times.PrefillCostWithin(20'000, 64), 64.0);
+  times.Observe(3, 4.5, 0, true, 90'000);  // no decodes: tells nothing of them
+  times.Observe(3, 4.5, 8, true, 0);       // not timed
+  EXPECT_EQ(times.PrefillCostWithin(20'000, 64), 64.0);
+  ObserveDecodes(times, 1);
+  EXPECT_EQ(times.PrefillCostWithin(20'000, 64), 64.0);
+  EXPECT_EQ(times.PrefillCostWithin(4'000, 64), 0.0);
+  for (int32_t tokens = 64; tokens <= 512; tokens *= 2) {
+    ObserveChunk(times, tokens, 0);
+    EXPECT_LE(times.PrefillCostWithin(1'000'000, 64), 2.0 * tokens);
+  }
+  EXPECT_NEAR(TrueTime(times, 0), 20'000, 400);
+}
+
+TEST(StepTimes, PredictChunksBehindAnyContext) {
+  const StepTimes times = Learnt();
+  for (const int32_t context : {0, 2'000, 4'000, 8'000, 16'000}) EXPECT_NEAR(TrueTime(times, context), 20'000, 400) << context;
+  EXPECT_NEAR(times.weight(), 0.001 / 20.0, 0.000'005);
+}
+
+TEST(StepTimes, ForgetNothingOfPromptsInStepsWithoutThem) {
+  StepTimes times = Learnt();
+  ObserveDecodes(times, 1'000);
+  EXPECT_NEAR(TrueTime(times, 0), 20'000, 400);
+  EXPECT_NEAR(TrueTime(times, 8'000), 20'000, 400);
+}
+
+TEST(StepTimes, HardlyHearAStepOutOfLine) {
+  for (const int32_t tokens : {0, 500}) {
+    StepTimes times = Learnt();
+    times.Observe(tokens, PrefillCost::Attended(tokens, 0), 8, tokens > 0, 10'000'000);  // a compilation
+    EXPECT_NEAR(TrueTime(times, 0), 20'000, 2'000) << tokens;
+    ObserveDecodes(times, 20);
+    for (int i = 0; i < 4; ++i) ObserveChunk(times, 500, 0);
+    EXPECT_NEAR(TrueTime(times, 0), 20'000, 600) << tokens;
+  }
+  StepTimes times;  // the very first one
+  ObserveDecodes(times, 1, 10'000'000);
+  ObserveDecodes(times, 40);
+  for (int32_t context = 0; context < 4'000; context += 500) ObserveChunk(times, 500, context);
+  EXPECT_NEAR(TrueTime(times, 0), 20'000, 600);
+}
+
+TEST(StepTimes, BelieveSoonThatTimesHaveChanged) {
+  StepTimes times = Learnt();
+  ObserveDecodes(times, 10, 12'000);
+  const double tokens = times.PrefillCostWithin(20'000, 64);
+  EXPECT_NEAR(12'000 + 20.0 * tokens, 20'000, 600);
+}
+
+TEST(StepTimes, LearnNothingOfATokenFromStepsWithFew) {
+  StepTimes times = Learnt();
+  for (int i = 0; i < 300; ++i) times.Observe(16, PrefillCost::Attended(16, 0), 8, false, 5'000);  // for nothing, beside the weights
+  ObserveDecodes(times, 20);
+  EXPECT_NEAR(TrueTime(times, 0), 20'000, 400);
+}
+
+TEST(StepTimes, HoldOutWhereTimesAreSenseless) {
+  StepTimes times;
+  uint32_t state = 1;
+  for (int i = 0; i < 20'000; ++i) {
+    state = state * 1'664'525u + 1'013'904'223u;
+    const auto draw = [&](uint32_t shift, uint32_t bound) { return static_cast<int32_t>((state >> shift) % bound); };
+    const int32_t tokens = draw(3, 3) == 0 ? 0 : draw(5, 8'192);
+    times.Observe(tokens, PrefillCost::Attended(tokens, draw(9, 30'000)), 1 + draw(13, 256), draw(7, 2) == 0, 1 + draw(0, 1u << (i % 30)));
+    const double cost = times.PrefillCostWithin(20'000, 64);
+    ASSERT_TRUE(cost >= 0.0 && cost <= 20'000.0) << i;
+    ASSERT_TRUE(times.weight() >= 0.0 && times.weight() < 1e12) << i;
+  }
 }
 
 // Steps of 248 prompt tokens each 248 behind the last, which take `token_us` and `pair_us` for each pair of tokens that attend.
@@ -141,6 +223,29 @@ TEST(PrefillShare, IsSpentByTokensAndByCost) {
 
   const PrefillShare alone{.tokens = 256};
   EXPECT_EQ(alone.Fit(1'000, 100'000, cost), 256);
+}
+
+TEST(PrefillShare, IsCutToWhatFillsAStep) {
+  SchedulerConfig config;
+  config.step_sizes = {32, 64, 128};
+  const PrefillCost cost;
+  PrefillShare share{.tokens = 1'000, .cost = 100.0, .least = 16, .sizes = &config};
+  EXPECT_EQ(share.Fit(500, 0, cost), 64);  // not the 100 that fit, which would be filled up to 128
+  EXPECT_EQ(share.Fit(50, 0, cost), 50);
+  share.Spend(50, 50, 50, 0, cost);
+  EXPECT_EQ(share.Fit(500, 0, cost), 14);  // the places that are computed anyway
+  share.Spend(14, 14, 500, 0, cost);
+  EXPECT_TRUE(share.used_up());
+
+  PrefillShare over{.tokens = 1'000, .cost = 100.0, .least = 16, .sizes = &config};
+  over.Spend(90, 90, 90, 0, cost);  // the end of a prompt: 128 are computed
+  EXPECT_FALSE(over.used_up());
+  EXPECT_EQ(over.Fit(500, 0, cost), 38);
+
+  const PrefillShare small{.tokens = 1'000, .cost = 20.0, .least = 16, .sizes = &config};
+  EXPECT_EQ(small.Fit(500, 0, cost), 20);  // no size is so small
+  const PrefillShare large{.tokens = 1'000, .cost = 300.0, .least = 16, .sizes = &config};
+  EXPECT_EQ(large.Fit(500, 0, cost), 300);  // beyond the sizes nothing is filled up
 }
 
 TEST(Config, NamesTheBadField) {

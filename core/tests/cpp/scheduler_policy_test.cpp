@@ -1,4 +1,7 @@
 // Who runs when: shared prefixes in flight, budgets, order, admission, retraction.
+#include <algorithm>
+#include <vector>
+
 #include "harness.h"
 
 namespace tokenspeed {
@@ -110,6 +113,64 @@ TEST(Budget, MaxStepTimeBoundsThePrefillShareOnceItIsMeasured) {
   }
   EXPECT_GT(last, 60);
   EXPECT_LE(last, 85);
+}
+
+// A scheduler with a bound of 10 ms that has learnt that decodes take 2 ms and a prompt token 100 us: 80 tokens fit.
+SchedulerConfig BoundedConfig(int32_t seqs, int32_t pages) {
+  SchedulerConfig config = ConfigOf({.page = 4, .pages = pages, .seqs = seqs, .budget = 1'000, .model_len = 8'000});
+  config.max_step_us = 10'000;
+  return config;
+}
+// The prompt tokens of each of `steps` plans.
+std::vector<int32_t> PromptTokens(Harness& h, int steps) {
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < steps; ++i) {
+    const ExecutionPlan& plan = h.Plan();
+    const int32_t decodes = plan.num_rows() - plan.num_extend_rows;
+    tokens.push_back(plan.num_tokens() - decodes);
+    h.Advance(7, {}, false, 2'000 + 100 * h.scheduler.config().FilledStep(tokens.back()));
+  }
+  return tokens;
+}
+void LearnSteps(Harness& h) {
+  h.Submit(1, Sequence(0, 3), 7'000);
+  (void)PromptTokens(h, 4);
+  h.Submit(2, Sequence(5'000, 1'500), 1);
+  while (!h.finished.contains(2)) (void)PromptTokens(h, 1);
+}
+
+TEST(Budget, ACrowdOfPromptsWidensTheBoundAndAFewDoNot) {
+  for (const int32_t prompts : {1, 4, 8, 16}) {
+    Harness h(BoundedConfig(32, 4'000));
+    LearnSteps(h);
+    for (int32_t id = 0; id < prompts; ++id) h.Submit(10 + id, Sequence(10'000 * (id + 1), 800), 1);
+    const double bound_us = 10'000 * std::max(1.0, prompts / 4.0);
+    (void)PromptTokens(h, 2);  // it tries at most twice what it has tried
+    EXPECT_NEAR(PromptTokens(h, 1)[0], (bound_us - 2'000) / 100, 6.0) << prompts;
+  }
+}
+
+TEST(Budget, PromptsThatCannotRunDoNotWidenTheBound) {
+  Harness slots(BoundedConfig(2, 4'000));
+  LearnSteps(slots);
+  for (int32_t id = 0; id < 30; ++id) slots.Submit(10 + id, Sequence(10'000 * (id + 1), 800), 1);
+  for (const int32_t tokens : PromptTokens(slots, 6)) EXPECT_LE(tokens, 86);
+
+  Harness pages(BoundedConfig(32, 1'000));
+  LearnSteps(pages);
+  for (int32_t id = 0; id < 30; ++id) pages.Submit(10 + id, Sequence(10'000 * (id + 1), 3'200), 1);
+  (void)PromptTokens(pages, 3);  // one is admitted, and then nobody
+  for (const int32_t tokens : PromptTokens(pages, 6)) EXPECT_LE(tokens, 86);
+}
+
+TEST(Budget, StepsUnderABoundAreCutToTheSizesThatTheDeviceFills) {
+  SchedulerConfig config = BoundedConfig(8, 4'000);
+  config.step_sizes = {16, 32, 64, 96, 128};
+  Harness h(config);
+  LearnSteps(h);
+  h.Submit(10, Sequence(10'000, 250), 1);
+  h.Submit(11, Sequence(20'000, 100), 1);
+  EXPECT_EQ(PromptTokens(h, 6), (std::vector<int32_t>{64, 64, 64, 64, 64, 30}));
 }
 
 // Steps among 8 decodes until a prompt of 3,000 tokens has its first: 42 ms of decodes, 3.7 ms a prompt token, and as much again for

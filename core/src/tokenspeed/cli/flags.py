@@ -233,7 +233,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
     Flag(
         name="max-step-ms",
         group="scheduling",
-        help="bound on the predicted length of a step while decodes run; 0 is off",
+        help="bound on the predicted length of a step while decodes run; more than 4 waiting prompts widen it; 0 is off",
         read=number(0),
         metavar="MS",
         default="the platform decides",

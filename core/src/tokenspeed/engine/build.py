@@ -167,7 +167,13 @@ def build_loop(
     config = assembly.config
     host_pages = rank.cache.host.num_pages if rank.cache is not None else ()
     scheduler = Scheduler(
-        scheduler_config(config, num_pages=rank.pool.num_pages, host_pages=host_pages, groups=rank.pool.groups)
+        scheduler_config(
+            config,
+            num_pages=rank.pool.num_pages,
+            host_pages=host_pages,
+            groups=rank.pool.groups,
+            step_sizes=rank.executor.mixed_sizes,
+        )
     )
     cache = cache or rank.cache
     with ExitStack() as started:  # nothing of it outlives a start that fails

@@ -42,13 +42,19 @@ _WRITE_POLICIES = {
 
 
 def scheduler_config(
-    config: EngineConfig, *, num_pages: Sequence[int], host_pages: Sequence[int] = (), groups: Sequence[CacheGroup] = ()
+    config: EngineConfig,
+    *,
+    num_pages: Sequence[int],
+    host_pages: Sequence[int] = (),
+    groups: Sequence[CacheGroup] = (),
+    step_sizes: Sequence[int] = (),
 ) -> SchedulerConfig:
     """The scheduler's configuration for resolved settings; pages per cache group, and host pages where there is a host tier. Every rank makes the same one,
     for the sizes of its buffers.
 
     Args:
         groups: the model's cache groups; left out where all are full.
+        step_sizes: prompt tokens that steps with decodes are filled up to, ascending; none where they are not.
 
     Raises:
         ValueError: a group that the scheduler cannot serve, by name.
@@ -72,6 +78,7 @@ def scheduler_config(
         overlap_depth=0 if config.disable_overlap_schedule else 1,
         enable_prefix_caching=config.enable_prefix_caching,
         max_step_us=int((config.max_step_ms or 0.0) * 1000),
+        step_sizes=step_sizes,
         write_policy=_WRITE_POLICIES[config.kvstore_write_policy],
         l3=bool(host_pages) and config.kvstore is not None,
         prefetch_threshold=config.prefetch_threshold,

@@ -33,7 +33,7 @@ class PlatformDefaults:
         max_num_seqs: rows of one step.
         page_size: tokens of a KV page unless the chosen backends want another.
         overlap: whether the next plan is made while a step runs.
-        max_step_ms: bound on the predicted length of a step while decodes run, in milliseconds; 0 is none.
+        max_step_ms: bound on the predicted length of a step while decodes run, in milliseconds; many waiting prompts widen it; 0 is none.
     """
 
     chunked_prefill_size: int

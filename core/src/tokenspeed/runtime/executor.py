@@ -78,6 +78,11 @@ class ModelExecutor:
         """Zero and copy the states of ``pool``'s recurrent groups before the steps that need it."""
         self._states = pool
 
+    @property
+    def mixed_sizes(self) -> tuple[int, ...]:
+        """Prompt tokens that steps of pieces of prompts and decodes are filled up to, ascending; none where they run as they are."""
+        return self._mixed.token_sizes if self._mixed is not None else ()
+
     def use_graphs(self, graphs: DecodeGraphs, mixed: MixedGraphs | None = None) -> None:
         """Replay ``graphs`` and ``mixed`` for the steps that they serve."""
         self._graphs, self._mixed = graphs, mixed

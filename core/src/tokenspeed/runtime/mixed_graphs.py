@@ -33,7 +33,7 @@ EXTEND_ROWS = 8
 #: Rows before the decodes: those and the one that takes what is left over.
 _BEFORE = EXTEND_ROWS + 1
 
-# Close together: what a step is filled up with counts as prompt tokens when the scheduler learns what those cost, and it would then give fewer.
+# Close together: the scheduler cuts the chunks of steps under a bound to these sizes.
 _TOKENS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 _ROWS = (32, 64, 256)
 
@@ -126,6 +126,11 @@ class MixedGraphs:
         self._logits = torch.zeros((most, vocab_size), dtype=dtype, device=device)
         self._minus_one = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._replays: dict[tuple[int, int, tuple[int, ...]], Callable[[], None]] = {}
+
+    @property
+    def token_sizes(self) -> tuple[int, ...]:
+        """Prompt tokens that the graphs have room for, ascending."""
+        return self._token_sizes
 
     @property
     def planned(self) -> int:

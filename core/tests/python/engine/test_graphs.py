@@ -164,7 +164,9 @@ def with_mixed(rig, tokens: tuple[int, ...], rows: tuple[int, ...]) -> Recorder:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_steps_of_prompts_and_decodes_give_the_tokens_of_steps_that_are_not_captured(make_rig, expected, overlap):
     rig = make_rig(overlap=overlap, pages=160, budget=24)
+    assert rig.executor.mixed_sizes == ()
     platform = with_mixed(rig, (16, 32), (2, 8))
+    assert rig.executor.mixed_sizes == (16, 32)
     prompts = [[i * 7 + j for j in range(2 + 9 * i)] for i in range(8)]
     for rid, prompt in enumerate(prompts):
         rig.add(rid, prompt, max_new_tokens=20, **({"temperature": 0.8, "seed": 1} if rid == 7 else {}))

@@ -111,6 +111,18 @@ def test_numbers_left_in_pages_by_others_reach_no_one() -> None:
     assert answers[0] == answers[1]
 
 
+def test_the_scheduler_is_told_what_steps_of_prompts_and_decodes_are_filled_up_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = EngineConfig(model="toy", plugins="none", num_threads=1, max_total_tokens=2048)
+    assembly = assemble(config, describe_model("toy"))
+    rank = build_rank(assembly)
+    for sizes in ((), (16, 32)):
+        monkeypatch.setattr(type(rank.executor), "mixed_sizes", sizes)
+        loop, _ = build_loop(assembly, rank, channel=LocalChannel())
+        assert tuple(loop._scheduler.config.step_sizes) == sizes
+
+
 def test_several_ranks_do_not_fit_in_one_process() -> None:
     with pytest.raises(ConfigError, match="tensor-parallel-size"):
         engine(parallel=ParallelConfig(tensor_parallel_size=2, world_size=2))

@@ -68,6 +68,8 @@ def test_errors_name_what_is_wrong() -> None:
         make_config(seqs=0)
     with pytest.raises(ValueError, match="groups is empty; the first cache group is full"):
         ts.SchedulerConfig(groups=[], max_num_seqs=1, max_batched_tokens=1, max_model_len=10)
+    with pytest.raises(ValueError, match=r"step_sizes\[1\] is 16; it must be from 17"):
+        make_config(step_sizes=[16, 16])
     with pytest.raises(ValueError, match="position 3 has 2 bytes; it must have 16"):
         ts.RequestSpec(id=1, tokens=[1, 2, 3, 4], max_new_tokens=1, extra_keys=[(3, b"ab")])
     with pytest.raises(TypeError):
@@ -85,6 +87,20 @@ def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(TypeError):
         engine.scheduler.advance(plan.plan_id, np.ones(1, np.int64), one, zero)
     engine.advance()
+
+
+def test_steps_under_a_bound_have_whole_sizes() -> None:
+    config = make_config(page=4, pages=64, budget=64, max_step_us=1_000, step_sizes=[6, 10, 16])
+    assert config.step_sizes == [6, 10, 16]
+    scheduler = ts.Scheduler(config)
+    one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
+    scheduler.submit_requests([ts.RequestSpec(id=1, tokens=[1], max_new_tokens=9)], 0)
+    scheduler.advance(scheduler.next_execution_plan(0).plan_id, one, one, zero)
+    scheduler.submit_requests([ts.RequestSpec(id=2, tokens=list(range(40)), max_new_tokens=1)], 0)
+    plan = scheduler.next_execution_plan(0)
+    assert plan.query_lens.tolist() == [16, 1]
+    scheduler.advance(plan.plan_id, np.array([0, 1], np.int32), np.ones(2, np.int32), np.zeros(2, np.int32), 1_200)
+    assert scheduler.next_execution_plan(0).query_lens.tolist() == [10, 1]  # where 11 fit
 
 
 def test_refused_requests_say_why_and_others_go_on() -> None:
