@@ -3,6 +3,7 @@
 import pytest
 import triton
 from tokenspeed_plugin_attention_triton import decode, extend
+from tokenspeed_plugin_attention_triton.kernels import fitting_stages
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -60,3 +61,23 @@ def test_kernel_compiles_without_a_device(kernel, target):
     # said outright: Triton 3.9 warns where it is left to a default that will change
     built = triton.compile(source, target=TARGETS[target], options={"enable_fp_fusion": True})
     assert built.asm["cubin" if target.startswith("sm") else "hsaco"]
+
+
+@pytest.mark.parametrize(("kernel", "tile", "wanted"), [("own", 16, 3), ("shared", 64, 2), ("extend", 64, 3)])
+def test_wide_heads_fit_into_the_shared_memory_of_a_small_gpu(kernel, tile, wanted):
+    """sm_120 has 99 KiB, where three blocks of heads of 256 would take 138 to 168."""
+    limit = 99 * 1024
+    stages = fitting_stages(wanted, tile=tile, block=64, dim=256, v_dim=256, itemsize=2, limit=limit)
+    fn, signature, constants = KERNELS[kernel]
+    constants = {**constants, "D": 256, "DV": 256, "BD": 256, "BDV": 256}
+    source = ASTSource(fn, {**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants)
+    options = {"enable_fp_fusion": True, "num_warps": 4, "num_stages": stages}
+    built = triton.compile(source, target=GPUTarget("cuda", 120, 32), options=options)
+    assert built.metadata.shared <= limit
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("tile", "wanted"), [(16, 3), (64, 2), (64, 3)])
+def test_a_large_gpu_keeps_its_stages(dim, tile, wanted):
+    fitted = fitting_stages(wanted, tile=tile, block=64, dim=dim, v_dim=dim, itemsize=2, limit=227 * 1024)
+    assert fitted == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tokenspeed_plugin_attention_triton.early import early_launch
 from tokenspeed_plugin_attention_triton.extend import extend_blocks
 from tokenspeed_plugin_attention_triton.plan import DecodePlan, plan_decode
 
-__all__ = ["DecodeWork", "Staged", "run_extend"]
+__all__ = ["DecodeWork", "Staged", "fitting_stages", "run_extend"]
 
 #: Pieces are cut in multiples of this many KV tokens.
 BLOCK_KV = 64
@@ -35,6 +36,27 @@ def _strides(cache: torch.Tensor, layout: str) -> tuple[int, int, int]:
         if layout == "HND"
         else (cache.stride(0), cache.stride(1), cache.stride(2))
     )
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program of the device may have, by which Triton refuses a launch; no bound where there is no device."""
+    if device.type != "cuda":
+        return 1 << 62
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def fitting_stages(wanted: int, *, tile: int, block: int, dim: int, v_dim: int, itemsize: int, limit: int) -> int:
+    """Blocks of keys and values under way, at most ``wanted`` and at least one, so that they fit into shared memory beside the queries.
+
+    Args:
+        tile, block: query rows and KV tokens of a program; ``dim`` and ``v_dim`` are the head's, filled up to powers of two.
+        itemsize: bytes of an element of the queries, which keys and values are widened to.
+        limit: bytes of shared memory that a program may have.
+    """
+    left = limit - tile * dim * itemsize
+    return max(1, min(wanted, left // (block * (dim + v_dim) * itemsize)))
 
 
 class Staged:
@@ -162,7 +184,7 @@ class DecodeWork:
             decode_items[(self.programs,)](
                 q, k, v, page_table, seq_lens, items.tensor, self._counts.tensor[index:], self._parts.tensor, out, self.acc, self.max_sum, sink,
                 heads, self.kv_heads, page_table.stride(0), *_strides(k, layout), *_strides(v, layout), scale, softcap, window,
-                BM=tile, BN=block, IN_PAGE=IN_PAGE and self.page_size % block == 0, num_warps=warps, num_stages=stages if q.element_size() == 2 else 1, **meta,
+                BM=tile, BN=block, IN_PAGE=IN_PAGE and self.page_size % block == 0, num_warps=warps, num_stages=_stages(stages, q, tile, block, meta), **meta,
             )  # fmt: skip
         if self.has_split:
             merge_parts[(tokens, heads)](
@@ -170,6 +192,14 @@ class DecodeWork:
                 W=width, DV=v_dim, BDV=meta["BDV"], BP=16, SINKS=sinks is not None, num_warps=4, **early_launch(q),
             )  # fmt: skip
         return out
+
+
+def _stages(wanted: int, q: torch.Tensor, tile: int, block: int, dims: dict[str, Any]) -> int:
+    """For queries of fp32, one stage."""
+    if q.element_size() != 2:
+        return 1
+    limit = _shared_memory(q.device)
+    return fitting_stages(wanted, tile=tile, block=block, dim=dims["BD"], v_dim=dims["BDV"], itemsize=2, limit=limit)
 
 
 def run_extend(
@@ -194,12 +224,12 @@ def run_extend(
     tokens, heads, dim = q.shape
     v_dim = v.shape[-1]
     out = torch.empty((tokens, heads, v_dim), dtype=q.dtype, device=q.device)
+    dims = {"BD": triton.next_power_of_2(dim), "BDV": triton.next_power_of_2(v_dim)}
     extend_blocks[(heads, blocks.shape[0])](
         q, k, v, page_table, seq_lens, query_start, blocks, out, sinks if sinks is not None else out,
         heads, page_table.stride(0), *_strides(k, layout), *_strides(v, layout), scale, softcap, window,
         G=heads // kv_heads, D=dim, DV=v_dim, PAGE=page_size, BM=block_rows, BN=EXTEND_KV,
-        BD=triton.next_power_of_2(dim), BDV=triton.next_power_of_2(v_dim),
         SOFTCAP=softcap > 0.0, SINKS=sinks is not None, WINDOW=window > 0, IN_PAGE=page_size % EXTEND_KV == 0,
-        num_warps=4 if block_rows <= 64 else 8, num_stages=EXTEND_STAGES if q.element_size() == 2 else 1,
+        num_warps=4 if block_rows <= 64 else 8, num_stages=_stages(EXTEND_STAGES, q, block_rows, EXTEND_KV, dims), **dims,
     )  # fmt: skip
     return out

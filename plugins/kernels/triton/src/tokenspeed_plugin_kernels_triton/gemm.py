@@ -69,13 +69,9 @@ def _small_m(
 
 
 def _shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have: what the device says, where torch tells it."""
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip is not None:
-        name = str(properties.gcnArchName).partition(":")[0]
-        return shared_memory_limit(tuple(int(digit, 16) for digit in (name[3:-2], *name[-2:])))
-    told = getattr(properties, "shared_memory_per_block_optin", 0)
-    return int(told) or shared_memory_limit(torch.cuda.get_device_capability(device))
+    """Bytes of shared memory that a program of the device may have, by which Triton refuses a launch."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 class SmallGemm:
