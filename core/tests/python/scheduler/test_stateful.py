@@ -69,6 +69,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, index: int) -> None:
         self.engine.abort(index)
 
+    @rule(
+        family=st.integers(0, 4),
+        shared=st.integers(1, 20),
+        new=st.integers(1, 3),
+        session=st.integers(0, 2),
+        retain_us=st.sampled_from([50, 1000]),
+    )
+    def take_a_turn(self, family: int, shared: int, new: int, session: int, retain_us: int) -> None:
+        """A turn of a session to its end, or as far as it comes. What is on its way to or from the host is answered where nothing else can go on."""
+        self.submit(family, shared, 0, new, 0, session, retain_us)
+        request, engine = self.next_id, self.engine
+        for _ in range(60):
+            if request not in engine.live:
+                return
+            idle = engine.can_plan() and engine.plan().num_rows == 0
+            for op in list(engine.tiers.open) if idle else ():
+                engine.answer(op)
+            while engine.steps and (idle or not engine.can_plan()):
+                engine.advance()
+
     @rule()
     def flush(self) -> None:
         before = self.engine.scheduler.stats().pages_cached[0]
