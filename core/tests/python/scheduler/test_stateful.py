@@ -75,8 +75,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         new=st.integers(1, 3),
         session=st.integers(0, 2),
         retain_us=st.sampled_from([50, 1000]),
+        stop=st.booleans(),
     )
-    def take_a_turn(self, family: int, shared: int, new: int, session: int, retain_us: int) -> None:
+    def take_a_turn(self, family: int, shared: int, new: int, session: int, retain_us: int, stop: bool) -> None:
         """A turn of a session to its end, or as far as it comes. What is on its way to or from the host is answered where nothing else can go on."""
         self.submit(family, shared, 0, new, 0, session, retain_us)
         request, engine = self.next_id, self.engine
@@ -87,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for op in list(engine.tiers.open) if idle else ():
                 engine.answer(op)
             while engine.steps and (idle or not engine.can_plan()):
-                engine.advance()
+                engine.advance(finish=frozenset({request}) if stop else frozenset[int]())
 
     @rule()
     def flush(self) -> None:
