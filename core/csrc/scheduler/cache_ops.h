@@ -45,8 +45,8 @@ struct LoadBackOp {
 };
 struct LookupOp {
   RequestKey owner;
-  int32_t begin;  // page index of the first hash asked for
-  int32_t pages;
+  int32_t begin = 0;  // page index of the first hash asked for
+  int32_t pages = 0;
 };
 struct PrefetchOp {
   RequestKey owner;

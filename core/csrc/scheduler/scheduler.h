@@ -330,6 +330,7 @@ class Scheduler {
 
   // Transfers in flight by id, and those that the next plan begins.
   std::map<int64_t, CacheOp> ops_;
+  std::vector<std::map<int64_t, CacheOp>::node_type> spare_ops_;  // of those answered, for their memory
   struct PendingWrite {
     RequestKey owner;
     NodePin pin;

@@ -117,7 +117,14 @@ void Scheduler::BeginWrites() {
     }
     ++next_op_;
     ++moving_;
-    ops_.emplace_hint(ops_.end(), id, std::move(op));
+    if (spare_ops_.empty()) {
+      ops_.emplace_hint(ops_.end(), id, std::move(op));
+    } else {
+      spare_ops_.back().key() = id;
+      spare_ops_.back().mapped() = std::move(op);
+      ops_.insert(ops_.end(), std::move(spare_ops_.back()));
+      spare_ops_.pop_back();
+    }
   }
   pending_writes_.clear();
 }
@@ -275,6 +282,8 @@ void Scheduler::CacheDone(std::span<const int64_t> op_ids, std::span<const int32
   for (size_t i = 0; i < op_ids.size(); ++i) {
     auto node = ops_.extract(op_ids[i]);  // stays where it is: a claim names the hashes in it
     std::visit([&](auto& concrete) { Answer(op_ids[i], concrete, pages[i]); }, node.mapped());
+    node.mapped() = LookupOp{};  // what it held is given back now
+    if (spare_ops_.size() < static_cast<size_t>(config_.max_num_seqs)) spare_ops_.push_back(std::move(node));
   }
   QueueWoken();
 }
