@@ -108,7 +108,7 @@ test-cpp-sanitized: $(STAMPS)/build-tools $(STAMPS)/gtest ## The same under Addr
 
 fuzz: test-cpp-sanitized ## Three times a million random scheduler operations under the sanitizers (FUZZ_OPS=N)
 	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS) --no-tiers --report --minimum $$(( $(FUZZ_OPS) / 1000 ))
-	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS) --report --minimum $$(( $(FUZZ_OPS) / 20000 ))
+	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS) --report --minimum $$(( $(FUZZ_OPS) / 5000 ))
 	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS) --groups --report --minimum $$(( $(FUZZ_OPS) / 5000 ))
 
 # With ARGS="-k name", one half may well hold no such test: pytest's status 5.

@@ -51,6 +51,7 @@ void BindRequests(py::module_& module) {
       .value("REUSE_BOUND", HitCut::kReuseBound)
       .value("STORE_TIMEOUT", HitCut::kStoreTimeout)
       .value("LOAD_FAILED", HitCut::kLoadFailed)
+      .value("BOUNDARY", HitCut::kBoundary)
       .finalize();
   py::native_enum<RowRefusal>(module, "RowRefusal", "enum.IntEnum", "Why the result of a row was not taken.")
       .value("NONE", RowRefusal::kNone)

@@ -62,6 +62,7 @@ PageLease AdjunctCache::Take() {
   lru_.Remove(coldest);
   --evictable_;
   ++evicted_;
+  evicted_pages_.Add(coldest.hash_);
   entries_.erase(PageHash(coldest.hash_));  // a copy: the key must not die with its entry
   return page;
 }

@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cache/evicted_pages.h"
 #include "cache/page_hash.h"
 #include "cache/page_pool.h"
 #include "support/intrusive_list.h"
@@ -69,11 +70,14 @@ class AdjunctPin {
 
 class AdjunctCache {
  public:
-  explicit AdjunctCache(int32_t pages) : pool_(pages) {}
+  explicit AdjunctCache(int32_t pages) : pool_(pages), evicted_pages_(pages) {}
   AdjunctCache(const AdjunctCache&) = delete;
   AdjunctCache& operator=(const AdjunctCache&) = delete;
 
   [[nodiscard]] bool Has(const PageHash& hash) const noexcept { return entries_.contains(hash); }
+  // It was there, and was evicted to give its page to another.
+  [[nodiscard]] bool Evicted(const PageHash& hash) const noexcept { return evicted_pages_.Contains(hash); }
+  void ForgetEvicted() noexcept { evicted_pages_.Clear(); }
   // It is there without a pin: a pin takes it from what is available.
   [[nodiscard]] bool Idle(const PageHash& hash) const noexcept;
   // REQUIRES: Has(hash).
@@ -113,6 +117,7 @@ class AdjunctCache {
   IntrusiveList<AdjunctEntry, AdjunctLruTag> lru_;
   int32_t evictable_ = 0;
   int64_t evicted_ = 0;
+  EvictedPages evicted_pages_;
 };
 
 }  // namespace tokenspeed

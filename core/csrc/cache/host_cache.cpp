@@ -53,6 +53,7 @@ HostPin HostCache::Arrive(const PageHash& hash, const PageHash& parent, int32_t 
   entry.depth_ = depth;
   entry.transfer_ = transfer;
   entry.lease_ = pool_.Take();
+  entry.kept_ = kept_names_.contains(hash);
   const auto orphans = orphans_.find(hash);
   if (orphans != orphans_.end()) {
     entry.children_ = orphans->second;
@@ -82,6 +83,32 @@ HostPin HostCache::Pin(const PageHash& hash) noexcept {
   return HostPin(this, &entry);
 }
 
+void HostCache::Keep(const PageHash& hash) {
+  kept_names_.insert(hash);
+  HostEntry* entry = FindEntry(hash);
+  if (entry == nullptr) return;
+  entry->kept_ = true;
+  if (!entry->linked()) return;
+  Unlist(*entry);
+  kept_.PushBack(*entry);
+}
+
+void HostCache::Unkeep(const PageHash& hash) noexcept {
+  kept_names_.erase(hash);
+  HostEntry* entry = FindEntry(hash);
+  if (entry == nullptr) return;
+  entry->kept_ = false;
+  if (!entry->linked()) return;
+  Unlist(*entry);
+  HostEntry* before = nullptr;
+  lru_.VisitWhile([&](HostEntry& other) {
+    if (other.last_use_ > entry->last_use_) before = &other;
+    return before == nullptr;
+  });
+  if (before == nullptr) lru_.PushBack(*entry);
+  else lru_.InsertBefore(*entry, *before);
+}
+
 void HostCache::Touch(const PageHash& hash) noexcept {
   HostEntry* entry = FindEntry(hash);
   if (entry == nullptr || !entry->ready()) return;
@@ -94,7 +121,7 @@ void HostCache::Touch(const PageHash& hash) noexcept {
 // ---- going ----
 
 void HostCache::Enlist(HostEntry& entry) noexcept {
-  if (Cold(entry) && !entry.linked()) lru_.PushBack(entry);
+  if (Cold(entry) && !entry.linked()) ListOf(entry).PushBack(entry);
 }
 
 void HostCache::Unlist(HostEntry& entry) noexcept {
@@ -126,8 +153,8 @@ std::unique_ptr<HostEntry> HostCache::Unmap(HostEntry& entry, bool record) noexc
     if (HostEntry* parent = FindEntry(entry.parent_); parent != nullptr) {
       if (--parent->children_ == 0 && Cold(*parent)) {
         // Used together with this child: as cold as that was. Used later: behind the others.
-        if (parent->last_use_ > entry.last_use_) lru_.PushBack(*parent);
-        else lru_.PushFront(*parent);
+        if (parent->last_use_ > entry.last_use_) ListOf(*parent).PushBack(*parent);
+        else ListOf(*parent).PushFront(*parent);
       }
     } else if (const auto orphans = orphans_.find(entry.parent_); --orphans->second == 0) {
       orphans_.erase(orphans);
@@ -140,8 +167,9 @@ std::unique_ptr<HostEntry> HostCache::Unmap(HostEntry& entry, bool record) noexc
 }
 
 bool HostCache::EvictOne() {
-  if (lru_.empty()) return false;
-  Unmap(lru_.front());
+  IntrusiveList<HostEntry, HostLruTag>& list = lru_.empty() ? kept_ : lru_;
+  if (list.empty()) return false;
+  Unmap(list.front());
   ++evicted_;
   return true;
 }
@@ -170,7 +198,14 @@ void HostCache::CheckIntegrity(const std::unordered_map<int32_t, int32_t>& pins)
     if (!holds) throw std::logic_error(std::string("host cache: ") + what);
   };
   std::unordered_set<const HostEntry*> cold;
-  lru_.ForEach([&](const HostEntry& entry) { require(cold.insert(&entry).second, "a page stands twice in the LRU list"); });
+  const auto list = [&](const IntrusiveList<HostEntry, HostLruTag>& entries, bool kept) {
+    entries.ForEach([&](const HostEntry& entry) {
+      require(cold.insert(&entry).second, "a page stands twice in the LRU lists");
+      require(entry.kept_ == kept, "a page stands in the wrong LRU list");
+    });
+  };
+  list(lru_, false);
+  list(kept_, true);
   std::vector<int32_t> owners(static_cast<size_t>(pool_.total()), 0);
   for (const int32_t page : pool_.free_ids()) ++owners[static_cast<size_t>(page)];
 
@@ -195,7 +230,8 @@ void HostCache::CheckIntegrity(const std::unordered_map<int32_t, int32_t>& pins)
     check_pins(entry);
     const auto below = children.find(hash);
     require(entry.children_ == (below == children.end() ? 0 : below->second), "the children of a page are miscounted");
-    require(cold.contains(&entry) == Cold(entry), "the LRU list is not exactly the unused leaves");
+    require(cold.contains(&entry) == Cold(entry), "the LRU lists are not exactly the unused leaves");
+    require(entry.kept_ == kept_names_.contains(hash), "a page is kept that is not to be, or the other way round");
     cold_seen += cold.contains(&entry) ? 1 : 0;
   }
   for (const auto& owned : discarded_) {
@@ -210,7 +246,7 @@ void HostCache::CheckIntegrity(const std::unordered_map<int32_t, int32_t>& pins)
     require(found != orphans_.end() && found->second == count, "orphans are miscounted");
   }
   require(orphaned == orphans_.size(), "orphans are counted that do not exist");
-  require(cold_seen == cold.size(), "the LRU list holds a page that is not known");
+  require(cold_seen == cold.size(), "an LRU list holds a page that is not known");
   require(ready == ready_ && pinned == pinned_, "the counts are wrong");
   for (const int32_t count : owners) require(count == 1, "a page is in two places, or nowhere");
 }

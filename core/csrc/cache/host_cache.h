@@ -9,8 +9,9 @@
 //
 // Kept at all times (CheckIntegrity):
 //   * only Ready pages match; a page with a pin (a transfer reads or writes it) is neither evicted nor used again;
-//   * the LRU list holds exactly the Ready pages without a pin and without a child on the host, the coldest first: a prefix never
-//     loses a page before those that build on it;
+//   * the two LRU lists hold exactly the Ready pages without a pin and without a child on the host, the coldest first: a prefix never
+//     loses a page before those that build on it. Those of sessions stand in one of their own, from which nothing is taken before the
+//     other is empty;
 //   * a discarded page that is still pinned is found by nobody, and its id is given back with the last pin.
 //
 // Cost: a lookup a page; Evict is O(1).
@@ -21,11 +22,13 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "cache/kv_events.h"
 #include "cache/page_hash.h"
+#include "cache/page_map.h"
 #include "support/id_pool.h"
 #include "support/intrusive_list.h"
 
@@ -59,6 +62,7 @@ class HostEntry : public ListLink<HostLruTag> {
   int32_t children_ = 0;  // known pages whose parent it is
   State state_ = State::kArriving;
   bool stored_ = false;  // the store below has it too
+  bool kept_ = false;    // above others
   int64_t transfer_ = -1;
   uint64_t last_use_ = 0;
   HostPageLease lease_;
@@ -97,7 +101,7 @@ class HostPin {
 
 class HostCache {
  public:
-  HostCache(int32_t pages, KvEventLog& events) : pool_(pages), events_(events) {}
+  HostCache(int32_t pages, KvEventLog& events) : pool_(pages), events_(events), entries_(static_cast<size_t>(pages)) {}
   HostCache(const HostCache&) = delete;
   HostCache& operator=(const HostCache&) = delete;
 
@@ -107,6 +111,8 @@ class HostCache {
   // the search goes on; with it the cost is O(what changed).
   [[nodiscard]] int32_t Match(std::span<const PageHash> hashes, int32_t depth, int32_t limit, int32_t known = 0) const noexcept;
   [[nodiscard]] const HostEntry* Find(const PageHash& hash) const noexcept;
+  // It will be looked up soon, among many.
+  [[gnu::always_inline]] void Warm(const PageHash& hash) const noexcept { entries_.Warm(hash); }
   // A hint from before the last discard may pass over a hole.
   [[nodiscard]] uint64_t discards() const noexcept { return discards_; }
 
@@ -121,6 +127,12 @@ class HostCache {
   void Touch(const PageHash& hash) noexcept;
   // The store below has the page too.
   void MarkStored(const HostPin& pin) noexcept { pin.entry_->stored_ = true; }
+
+  // From now on the page, here or still to come, is evicted only when nothing else is left, until Unkeep. Cost of that: O(leaves that
+  // are colder). REQUIRES: kept with all that it builds on.
+  void Keep(const PageHash& hash);
+  void Unkeep(const PageHash& hash) noexcept;
+  [[nodiscard]] size_t kept() const noexcept { return kept_names_.size(); }
 
   // Forgets everything, pages in transfer included.
   void Flush(bool record);
@@ -144,15 +156,18 @@ class HostCache {
   std::unique_ptr<HostEntry> Unmap(HostEntry& entry, bool record = true) noexcept;
   void Enlist(HostEntry& entry) noexcept;
   void Unlist(HostEntry& entry) noexcept;
+  [[nodiscard]] IntrusiveList<HostEntry, HostLruTag>& ListOf(const HostEntry& entry) noexcept { return entry.kept_ ? kept_ : lru_; }
   [[nodiscard]] static bool Cold(const HostEntry& entry) noexcept { return entry.ready() && entry.pins_ == 0 && entry.children_ == 0; }
 
   HostPagePool pool_;  // declared before the entries, which hold its leases
   KvEventLog& events_;
-  std::unordered_map<PageHash, std::unique_ptr<HostEntry>, PageHashHasher> entries_;
+  PageMap<std::unique_ptr<HostEntry>> entries_;
   // Known pages whose parent is not known here, by the parent.
   std::unordered_map<PageHash, int32_t, PageHashHasher> orphans_;
   std::vector<std::unique_ptr<HostEntry>> discarded_;  // still pinned
   IntrusiveList<HostEntry, HostLruTag> lru_;
+  IntrusiveList<HostEntry, HostLruTag> kept_;
+  std::unordered_set<PageHash, PageHashHasher> kept_names_;
   int32_t ready_ = 0;
   int32_t pinned_ = 0;
   int64_t evicted_ = 0;

@@ -22,7 +22,8 @@ namespace tokenspeed {
 // The request that wants a transfer. It may have left when that ends, and its id may have been given again.
 struct RequestKey {
   int64_t id = -1;
-  uint64_t arrival = 0;
+  uint64_t arrival = ~uint64_t{0};  // of no request
+  int64_t session = -1;             // a session that is brought up, and no request
 };
 
 struct WriteBackOp {
@@ -44,8 +45,8 @@ struct LoadBackOp {
 };
 struct LookupOp {
   RequestKey owner;
-  int32_t begin;  // page index of the first hash asked for
-  int32_t pages;
+  int32_t begin = 0;  // page index of the first hash asked for
+  int32_t pages = 0;
 };
 struct PrefetchOp {
   RequestKey owner;

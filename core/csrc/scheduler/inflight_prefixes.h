@@ -80,6 +80,7 @@ class InflightPrefixes {
   // REQUIRES: !waiter.parked(), depth < limit <= chain.size().
   bool ParkIfComputing(PrefixWaiter& waiter, const std::vector<PageHash>& chain, int32_t depth, int32_t limit);
   void Unpark(PrefixWaiter& waiter) noexcept;
+  [[nodiscard]] bool Computing(const PageHash& hash) const noexcept { return computing_.contains(hash); }
 
   // Waiters that woke since the last call, in the order in which they did. The caller queues them again.
   [[nodiscard]] std::vector<PrefixWaiter*> TakeWoken() { return std::exchange(woken_, {}); }

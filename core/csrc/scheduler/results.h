@@ -51,8 +51,9 @@ enum class HitCut : int32_t {
   kReuseBound,      // max_reuse_tokens: prompt log probabilities are computed
   kStoreTimeout,    // the store below did not answer in time
   kLoadFailed,      // the host or the store had it, and it did not come
+  kBoundary,        // it has the next page; the window or state to go on behind it was never kept
 };
-inline constexpr size_t kHitCutCount = 6;
+inline constexpr size_t kHitCutCount = 7;
 
 enum class AbortRefusal : int32_t { kNone = 0, kUnknown, kFinished, kAborting };
 inline constexpr size_t kAbortRefusalCount = 4;

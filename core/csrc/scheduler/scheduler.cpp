@@ -267,6 +267,7 @@ int32_t Scheduler::FlushCache() {
   while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second);
   host_.Flush(!all);
   evicted_pages_.Clear();
+  for (AdjunctGroup& group : adjuncts_) group.cache.ForgetEvicted();
   if (all && device + host > 0) events_.Cleared();
   return device + host;
 }

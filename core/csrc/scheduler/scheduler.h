@@ -79,9 +79,9 @@ class Scheduler {
   // Drops every cached page that nothing uses, on the device and on the host; returns how many.
   int32_t FlushCache();
 
-  // Brings the last turn of a session back to the device before its next turn comes: pages that it lacks and the host has; 0 where
-  // nothing of it is missing or can be had, -1 where the session is not known. A plan begins to load them once there is room, at most
-  // half of that; after a second it takes what room there is.
+  // Brings the last turn of a session back to the device before its next turn comes: pages that it lacks and that the host has or the
+  // store is asked for; 0 where nothing of it is missing or can be had, -1 where the session is not known. A plan begins to load them
+  // once there is room, at most half of that; after a second it takes what room there is.
   int32_t PrefetchSession(int64_t session, int64_t now_us);
   // Keeps its prefix no longer than others. False where it is not known.
   bool ReleaseSession(int64_t session);
@@ -214,6 +214,8 @@ class Scheduler {
   [[nodiscard]] int32_t LongestBoundary(const AdjunctGroup& group, const std::vector<PageHash>& hashes, int32_t depth) const;
   // The longest boundary, at most `depth` blocks, at which every group can go on.
   [[nodiscard]] int32_t ResumableDepth(const std::vector<PageHash>& hashes, int32_t depth) const;
+  // Whether some boundary in (from, depth] could be resumed if nothing had been evicted.
+  [[nodiscard]] bool WasResumable(const std::vector<PageHash>& hashes, int32_t from, int32_t depth) const;
   [[nodiscard]] int32_t SteadyPages(const AdjunctGroup& group, const Request& request) const;
   [[nodiscard]] int32_t OwedPages(const AdjunctGroup& group, const Request& request) const;
   [[nodiscard]] int32_t PromisedPages(const AdjunctGroup& group) const;
@@ -257,6 +259,7 @@ class Scheduler {
     PageHash tenant;               // whose pages it can share: salt and adapter
     int64_t adapter;
     int64_t until_us;
+    bool asked = false;  // the store is asked for what the tiers above lack
   };
   struct Tenant {
     int64_t pages = 0;                            // kept for its sessions, each once
@@ -273,6 +276,8 @@ class Scheduler {
   void ExpireSessions();
   void ForgetSession(int64_t id);
   void BeginSessionLoads();
+  // From the next plan on. The pages that it lacks.
+  int32_t QueueSessionLoad(int64_t id);
   struct PendingSession {
     int64_t id;
     int32_t pages;  // that it lacked when it was asked for
@@ -284,7 +289,9 @@ class Scheduler {
   // Its prefix did not come back from the host: it gives everything up and computes.
   void Reload(Request& request);
   void AskStoreFor(Request& request);
-  void EndFetch(Request& request);
+  // Of the request or session that waits for the store; nullptr where none does.
+  [[nodiscard]] const std::vector<PageHash>* AskedFor(const RequestKey& key) const;
+  void EndFetch(const RequestKey& key);
   void ExpireFetches();
 
   [[nodiscard]] int32_t PagesFor(int32_t tokens) const noexcept { return (tokens + page_size_ - 1) / page_size_; }
@@ -323,6 +330,7 @@ class Scheduler {
 
   // Transfers in flight by id, and those that the next plan begins.
   std::map<int64_t, CacheOp> ops_;
+  std::vector<std::map<int64_t, CacheOp>::node_type> spare_ops_;  // of those answered, for their memory
   struct PendingWrite {
     RequestKey owner;
     NodePin pin;

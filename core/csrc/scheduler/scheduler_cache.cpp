@@ -80,8 +80,11 @@ void Scheduler::BeginTransfers() {
 }
 
 void Scheduler::BeginWrites() {
-  std::vector<PendingWrite> writes = std::exchange(pending_writes_, {});
-  for (PendingWrite& write : writes) {
+  // Most writes are of a page that a row has filled: the places of all of them and of their parents are looked up in what follows.
+  for (const PendingWrite& write : pending_writes_) {
+    PrefixTree::VisitPages(write.pin, write.pin.depth() - 2, [&](int32_t, const PageHash& hash, int32_t) { host_.Warm(hash); });
+  }
+  for (PendingWrite& write : pending_writes_) {
     // The page before the first is its parent's name.
     const int32_t first = std::max(0, write.begin - 1);
     const auto count = static_cast<size_t>(write.pin.depth() - first);
@@ -114,8 +117,16 @@ void Scheduler::BeginWrites() {
     }
     ++next_op_;
     ++moving_;
-    ops_.emplace(id, std::move(op));
+    if (spare_ops_.empty()) {
+      ops_.emplace_hint(ops_.end(), id, std::move(op));
+    } else {
+      spare_ops_.back().key() = id;
+      spare_ops_.back().mapped() = std::move(op);
+      ops_.insert(ops_.end(), std::move(spare_ops_.back()));
+      spare_ops_.pop_back();
+    }
   }
+  pending_writes_.clear();
 }
 
 void Scheduler::WriteEnded(const RequestKey& owner) {
@@ -145,16 +156,26 @@ void Scheduler::AskStoreFor(Request& request) {
   fetch_deadlines_.push_back({now_us_ + config_.prefetch_timeout_us, key});
 }
 
+const std::vector<PageHash>* Scheduler::AskedFor(const RequestKey& key) const {
+  if (key.session >= 0) {
+    const auto found = sessions_.find(key.session);
+    return found == sessions_.end() ? nullptr : &found->second.hashes;
+  }
+  const Request* request = Find(key);
+  return request == nullptr || NameOf(request->state) != StateName::kPrefetching ? nullptr : &request->hashes;
+}
+
 void Scheduler::BeginLookups() {
   for (const PendingFetch& fetch : std::exchange(pending_lookups_, {})) {
-    Request* request = Find(fetch.owner);
-    if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) continue;
+    const std::vector<PageHash>* hashes = AskedFor(fetch.owner);
+    // A session's turn since then may have been shorter.
+    if (hashes == nullptr || static_cast<size_t>(fetch.end) > hashes->size()) continue;
     const int64_t id = next_op_++;
     ++totals_.lookups;
     for (int32_t index = fetch.begin; index < fetch.end; ++index) {
       plan_->lookup.op.Push(id);
       plan_->lookup.group.Push(0);
-      plan_->lookup.hash.Push(request->hashes[static_cast<size_t>(index)]);
+      plan_->lookup.hash.Push((*hashes)[static_cast<size_t>(index)]);
     }
     ops_.emplace(id, LookupOp{fetch.owner, fetch.begin, fetch.end - fetch.begin});
   }
@@ -163,19 +184,19 @@ void Scheduler::BeginLookups() {
 // Brings what the store has and the host has not. Pages that another transfer brings already are waited for.
 void Scheduler::BeginPrefetches() {
   for (const PendingFetch& fetch : std::exchange(pending_prefetches_, {})) {
-    Request* request = Find(fetch.owner);
-    if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) continue;
+    const std::vector<PageHash>* hashes = AskedFor(fetch.owner);
+    if (hashes == nullptr || static_cast<size_t>(fetch.end) > hashes->size()) continue;
     const int64_t id = next_op_;
     PrefetchOp op{fetch.owner, {}, {}};
     int64_t other = -1;
     for (int32_t index = fetch.begin; index < fetch.end; ++index) {
       const auto at = static_cast<size_t>(index);
-      const PageHash& hash = request->hashes[at];
+      const PageHash& hash = (*hashes)[at];
       if (const HostEntry* entry = host_.Find(hash); entry != nullptr) {
         if (entry->arriving_by() >= 0 && ops_.contains(entry->arriving_by())) other = entry->arriving_by();
         continue;
       }
-      HostPin pin = host_.Arrive(hash, index > 0 ? request->hashes[at - 1] : PageHash{}, index, id);
+      HostPin pin = host_.Arrive(hash, index > 0 ? (*hashes)[at - 1] : PageHash{}, index, id);
       if (!pin) {
         totals_.host_full += fetch.end - index;
         break;
@@ -192,24 +213,30 @@ void Scheduler::BeginPrefetches() {
     } else if (auto* followed = other < 0 ? nullptr : std::get_if<PrefetchOp>(&ops_.at(other)); followed != nullptr) {
       followed->followers.push_back(fetch.owner);
     } else {
-      EndFetch(*request);
+      EndFetch(fetch.owner);
     }
   }
 }
 
-void Scheduler::EndFetch(Request& request) {
+void Scheduler::EndFetch(const RequestKey& key) {
+  if (key.session >= 0) {
+    sessions_.at(key.session).asked = false;
+    QueueSessionLoad(key.session);
+    return;
+  }
+  Request& request = *Find(key);
   Apply(request, StoreAnswered{});
   waiting_.emplace(request.order, &request);
 }
 
 void Scheduler::ExpireFetches() {
   while (!fetch_deadlines_.empty() && fetch_deadlines_.front().at_us <= now_us_) {
-    Request* request = Find(fetch_deadlines_.front().request);
+    const RequestKey key = fetch_deadlines_.front().request;
     fetch_deadlines_.pop_front();
-    if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) continue;
+    if (AskedFor(key) == nullptr) continue;
     ++totals_.prefetch_timeouts;
-    request->fetch_timed_out = true;
-    EndFetch(*request);
+    Find(key)->fetch_timed_out = true;
+    EndFetch(key);
   }
 }
 
@@ -255,6 +282,8 @@ void Scheduler::CacheDone(std::span<const int64_t> op_ids, std::span<const int32
   for (size_t i = 0; i < op_ids.size(); ++i) {
     auto node = ops_.extract(op_ids[i]);  // stays where it is: a claim names the hashes in it
     std::visit([&](auto& concrete) { Answer(op_ids[i], concrete, pages[i]); }, node.mapped());
+    node.mapped() = LookupOp{};  // what it held is given back now
+    if (spare_ops_.size() < static_cast<size_t>(config_.max_num_seqs)) spare_ops_.push_back(std::move(node));
   }
   QueueWoken();
 }
@@ -320,14 +349,13 @@ void Scheduler::Answer(int64_t id, LoadBackOp& op, int32_t pages) {
 }
 
 void Scheduler::Answer(int64_t, LookupOp& op, int32_t pages) {
-  Request* request = Find(op.owner);
   if (pages > 0) ++totals_.lookup_hits;
-  if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) return;
+  if (AskedFor(op.owner) == nullptr) return;
   if (int64_t{pages} * page_size_ < config_.prefetch_threshold) {
-    EndFetch(*request);
+    EndFetch(op.owner);
     return;
   }
-  request->fetch_begin = op.begin;
+  if (Request* request = Find(op.owner); request != nullptr) request->fetch_begin = op.begin;
   pending_prefetches_.push_back({op.owner, op.begin, op.begin + pages});
 }
 
@@ -343,10 +371,9 @@ void Scheduler::Answer(int64_t, PrefetchOp& op, int32_t pages) {
   op.host.clear();
   op.followers.push_back(op.owner);
   for (const RequestKey& key : op.followers) {
-    Request* request = Find(key);
-    if (request == nullptr || NameOf(request->state) != StateName::kPrefetching) continue;
-    request->fetch_end = std::max(request->fetch_begin, end);
-    EndFetch(*request);
+    if (AskedFor(key) == nullptr) continue;
+    if (Request* request = Find(key); request != nullptr) request->fetch_end = std::max(request->fetch_begin, end);
+    EndFetch(key);
   }
 }
 

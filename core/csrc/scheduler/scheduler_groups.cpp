@@ -43,6 +43,19 @@ int32_t Scheduler::ResumableDepth(const std::vector<PageHash>& hashes, int32_t d
   return depth;
 }
 
+// What a window lacks was given up; a state may never have been kept.
+bool Scheduler::WasResumable(const std::vector<PageHash>& hashes, int32_t from, int32_t depth) const {
+  for (int32_t at = depth; at > from; --at) {
+    const PageHash& hash = hashes[static_cast<size_t>(at - 1)];
+    const auto had = [&](const AdjunctGroup& group) {
+      if (group.kind != CacheGroupKind::kRecurrent) return true;
+      return at * page_size_ % group.interval == 0 && (group.cache.Has(hash) || group.cache.Evicted(hash));
+    };
+    if (std::all_of(adjuncts_.begin(), adjuncts_.end(), had)) return true;
+  }
+  return false;
+}
+
 // ---- admission ----
 
 // Pages that it needs at most to go on token by token.

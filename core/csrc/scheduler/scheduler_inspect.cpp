@@ -186,6 +186,7 @@ void Scheduler::CheckIntegrity() const {
   }
   require(retained == retained_ && session_ends_.size() == sessions_.size(), "sessions are miscounted");
   require(static_cast<int64_t>(retained.size()) <= RetainBound(), "sessions keep more than their share");
+  require(host_.kept() == (host_.on() ? retained.size() : 0), "the host keeps other pages above others than sessions do");
 
   std::unordered_set<int32_t> slots(slots_.free_ids().begin(), slots_.free_ids().end());
   const auto free_slots = static_cast<int32_t>(slots.size());

@@ -124,8 +124,9 @@ HitCut Scheduler::CutOf(const Request& request, int32_t reach) {
   if (reach >= whole) return HitCut::kNone;
   if (reach >= MatchLimit(request)) return HitCut::kReuseBound;
   if (request.fetch_timed_out) return HitCut::kStoreTimeout;
-  // The tree has more, and a window or a state that begins there is gone.
-  if (!adjuncts_.empty() && tree_.Match(request.hashes, reach + 1).depth() > reach) return HitCut::kEvicted;
+  // The tree has more, and what a window or recurrent group needs to go on behind it is gone, or never was.
+  const int32_t depth = adjuncts_.empty() ? reach : tree_.Match(request.hashes, whole).depth();
+  if (depth > reach) return WasResumable(request.hashes, reach, depth) ? HitCut::kEvicted : HitCut::kBoundary;
   return evicted_pages_.Contains(request.hashes[static_cast<size_t>(reach)]) ? HitCut::kEvicted : HitCut::kNew;
 }
 

@@ -56,12 +56,15 @@ int64_t Scheduler::NextToGiveWay(int64_t newest) const {
 int32_t Scheduler::CountSession(int64_t id, const Session& session, bool kept) {
   int32_t shared = 0;
   for (const PageHash& hash : session.hashes) {
-    if (kept) {
-      shared += ++retained_[hash] > 1 ? 1 : 0;
-    } else if (const auto found = retained_.find(hash); --found->second == 0) {
-      retained_.erase(found);
-    } else {
+    const auto found = retained_.try_emplace(hash, 0).first;
+    found->second += kept ? 1 : -1;
+    if (found->second > (kept ? 1 : 0)) {
       ++shared;
+    } else if (kept) {
+      if (host_.on()) host_.Keep(hash);
+    } else {
+      retained_.erase(found);
+      if (host_.on()) host_.Unkeep(hash);
     }
   }
   const int64_t own = static_cast<int64_t>(session.hashes.size()) - shared;
@@ -110,10 +113,19 @@ int32_t Scheduler::PrefetchSession(int64_t session, int64_t now_us) {
   const auto found = sessions_.find(session);
   if (found == sessions_.end()) return -1;
   if (!host_.on()) return 0;
-  const auto [position, reach] = ReachOf(found->second);
+  const auto limit = static_cast<int32_t>(found->second.hashes.size());
+  const int32_t reach = ReachOf(found->second).second;
+  const int32_t pages = QueueSessionLoad(session);
+  if (!config_.l3 || int64_t{limit - reach} * page_size_ < config_.prefetch_threshold) return pages;
+  if (!std::exchange(found->second.asked, true)) pending_lookups_.push_back({{.session = session}, reach, limit});
+  return pages + limit - reach;
+}
+
+int32_t Scheduler::QueueSessionLoad(int64_t id) {
+  const auto [position, reach] = ReachOf(sessions_.at(id));
   const int32_t pages = reach - position.depth();
-  const bool asked = std::ranges::any_of(pending_sessions_, [&](const PendingSession& pending) { return pending.id == session; });
-  if (pages > 0 && !asked) pending_sessions_.push_back({session, pages, now_us_ + kSessionPatienceUs});
+  const bool asked = std::ranges::any_of(pending_sessions_, [&](const PendingSession& pending) { return pending.id == id; });
+  if (pages > 0 && !asked) pending_sessions_.push_back({id, pages, now_us_ + kSessionPatienceUs});
   return pages;
 }
 
@@ -124,14 +136,16 @@ void Scheduler::BeginSessionLoads() {
     const auto found = sessions_.find(pending.id);
     if (found == sessions_.end()) continue;
     const int32_t room = (Available() + 1) / 2;
-    // Without room nothing frees but a transfer or a running request; both are waited for as long.
-    if (now_us_ < pending.patient_until_us && (room == 0 || (room < pending.pages && PagesLeaving() > 0))) {
-      pending_sessions_.push_back(pending);
-      continue;
-    }
     const Session& session = found->second;
     const auto [position, reach] = ReachOf(session);
     const int32_t begin = position.depth();
+    // What another transfer or a request brings already is not brought twice.
+    const bool coming = begin < reach && inflight_prefixes_.Computing(session.hashes[static_cast<size_t>(begin)]);
+    // Without room nothing frees but a transfer or a running request; both are waited for as long.
+    if (now_us_ < pending.patient_until_us && (coming || room == 0 || (room < pending.pages && PagesLeaving() > 0))) {
+      pending_sessions_.push_back(pending);
+      continue;
+    }
     LoadBackOp made;
     made.pin = tree_.Pin(position);
     const int32_t end = std::min(reach, begin + std::min(room, Available()));  // less than before where the pin took some

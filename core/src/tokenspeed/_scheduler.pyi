@@ -70,6 +70,7 @@ class HitCut(IntEnum):
 
     NONE: it gave every full page before the last token. NEW: the next page is none that it remembers. EVICTED: it gave that page up for want of room.
     REUSE_BOUND: max_reuse_tokens. STORE_TIMEOUT: the store below did not answer in time. LOAD_FAILED: the host or the store had it, and it did not come.
+    BOUNDARY: it has that page, and a window or recurrent group kept nothing to go on behind it, nor gave any up.
     """
 
     NONE = 0
@@ -78,6 +79,7 @@ class HitCut(IntEnum):
     REUSE_BOUND = 3
     STORE_TIMEOUT = 4
     LOAD_FAILED = 5
+    BOUNDARY = 6
 
 class RowRefusal(IntEnum):
     """Why the result of a row was not taken. All but LATE end the request as FAILED."""
@@ -654,7 +656,8 @@ class Scheduler:
         where it failed, the row's outcome is RELOAD.
         """
     def prefetch_session(self, session: int, now_us: int) -> int:
-        """Pages of the session's last turn that the next plan begins to load back; 0 where nothing of it is missing or can be had, -1 where it is not known."""
+        """Pages of the session's last turn that are to be brought to the device: those that it lacks and the host has, which the next plan begins to load
+        back, and those that the store is asked for. 0 where nothing is missing or can be had, -1 where the session is not known."""
     def release_session(self, session: int) -> bool:
         """Its prefix is kept no longer than others. False where it is not known."""
     def drain_kv_events(self) -> KvEvents:

@@ -104,10 +104,11 @@ class Round {
       AddGroups(config);
     }
     const bool full = std::all_of(config.groups.begin(), config.groups.end(), [](const auto& group) { return group.kind == CacheGroupKind::kFull; });
-    if (tiers && full && config.enable_prefix_caching && Chance(75)) {
+    if (tiers && full && config.enable_prefix_caching && Chance(groups ? 75 : 95)) {
       const auto host_pages = static_cast<int32_t>(Chance(30) ? Pick(1, 6) : Pick(8, 60));
       for (CacheGroupConfig& group : config.groups) group.host_pages = host_pages;
-      config.write_policy = static_cast<WritePolicy>(Pick(0, 2));
+      config.write_policy = Chance(50) ? WritePolicy::kThrough : static_cast<WritePolicy>(Pick(1, 2));
+      if (Chance(60)) config.overlap_depth = 1;  // what happens with a step in flight is the rarest
       config.l3 = Chance(50);
       config.prefetch_threshold = static_cast<int32_t>(Pick(1, 2 * page_size));
       config.prefetch_timeout_us = Chance(20) ? 0 : Pick(1, 2'000);
@@ -272,7 +273,7 @@ class Round {
   void AbortInPassing() {
     for (const auto& [live, known] : executor_.live()) {
       const auto info = scheduler_.InfoOf(live);
-      if (!info || info->state != StateName::kRetracting || known.aborted || !Chance(25)) continue;
+      if (!info || info->state != StateName::kRetracting || known.aborted || !Chance(50)) continue;
       ++tally_.abort[static_cast<size_t>(scheduler_.AbortRequest(live))];
       executor_.Aborted(live, FinishReason::kAborted);
       return;

@@ -82,6 +82,31 @@ TEST_F(HostCacheTest, TheColdestPrefixGoesFirstAndFromItsEnd) {
   EXPECT_EQ(cache.evicted(), 3);
 }
 
+TEST_F(HostCacheTest, WhatIsKeptGoesOnlyWhenNothingElseIsLeft) {
+  const auto keep = [&](const std::string& word, bool kept) {
+    for (const PageHash& hash : Chain(word)) {
+      if (kept) cache.Keep(hash);
+      else cache.Unkeep(hash);
+    }
+    Check();
+  };
+  keep("ab", true);
+  Bring("abx");
+  Bring("pqrs");
+  EXPECT_EQ(Depth("abx"), 2) << "kept since before they came; what builds on them is not";
+  Bring("uv");
+  EXPECT_EQ(Depth("ab"), 2);
+  EXPECT_EQ(Depth("pqrs"), 2);
+  keep("ab", false);
+  Bring("w");
+  EXPECT_EQ(Depth("ab"), 1) << "as cold as if it had never been kept";
+  keep("w", true);
+  Bring("hijkl");
+  EXPECT_EQ(Depth("w"), 1);
+  Bring("hijklm");
+  EXPECT_EQ(Depth("hijklm"), 6) << "a rank, not a lock";
+}
+
 TEST_F(HostCacheTest, APageInTransferIsNeverEvictedAndAFullHostRefuses) {
   Bring("abcdef");
   std::vector<HostPin> pins;
@@ -148,12 +173,13 @@ TEST_F(HostCacheTest, RecordsWhatCameAndWentInOrder) {
 TEST_F(HostCacheTest, RandomOperationsKeepTheInvariants) {
   std::mt19937 random(1);
   std::vector<HostPin> held;
+  std::string kept;
   for (int i = 0; i < 3'000; ++i) {
     std::string word;
     for (unsigned n = 1 + random() % 4; n > 0; --n) word += static_cast<char>('a' + random() % 3);
     const auto hashes = Chain(word);
     const HostEntry* entry = cache.Find(hashes.back());
-    switch (random() % 6) {
+    switch (random() % 7) {
       case 0:
       case 1:
         if (entry == nullptr) {
@@ -171,6 +197,12 @@ TEST_F(HostCacheTest, RandomOperationsKeepTheInvariants) {
       case 4:
         if (!held.empty() && random() % 4 == 0) cache.Discard(held[random() % held.size()]);
         break;
+      case 5: {
+        for (const PageHash& hash : Chain(kept)) cache.Unkeep(hash);
+        kept = random() % 3 == 0 ? "" : word;
+        for (const PageHash& hash : Chain(kept)) cache.Keep(hash);
+        break;
+      }
       default:
         if (random() % 50 == 0) cache.Flush(true);
     }

@@ -246,6 +246,36 @@ TEST(Groups, APrefixBetweenTwoKeptStatesIsResumedAtTheEarlier) {
   EXPECT_EQ(harness.Stats().prefix_hit_tokens, 8);
 }
 
+// No larger pool would have helped the one; it would have helped the other.
+TEST(Groups, AStateThatWasNeverKeptIsToldFromOneThatWasEvicted) {
+  Harness harness(With({Recurrent(8, 8)}, {.budget = 64}));
+  const auto cut_of = [&](int64_t id, int32_t first, int32_t count) {
+    harness.Submit(id, Sequence(first, count), 1);
+    harness.Drain();
+    return harness.scheduler.InfoOf(id)->hit_cut;
+  };
+  EXPECT_EQ(cut_of(1, 0, 25), HitCut::kNew);
+  EXPECT_EQ(cut_of(2, 0, 25), HitCut::kNone);
+  EXPECT_EQ(cut_of(3, 0, 22), HitCut::kBoundary) << "five blocks, and the state behind four";
+  EXPECT_EQ(harness.scheduler.InfoOf(3)->cached_tokens, 16);
+  EXPECT_EQ(harness.Stats().evicted_pages, 0);
+  for (int32_t other = 0; other < 3; ++other) (void)cut_of(10 + other, 1'000 * (other + 1), 25);
+  EXPECT_GT(harness.Stats().evicted_pages, 0);
+  EXPECT_EQ(cut_of(4, 0, 25), HitCut::kEvicted);
+}
+
+TEST(Groups, AWindowThatWasEvictedCutsAHitAsEvicted) {
+  Harness harness(With({Window(8, 8)}, {.budget = 64}));
+  const auto cut_of = [&](int64_t id, int32_t first) {
+    harness.Submit(id, Sequence(first, 25), 1);
+    harness.Drain();
+    return harness.scheduler.InfoOf(id)->hit_cut;
+  };
+  EXPECT_EQ(cut_of(1, 0), HitCut::kNew);
+  for (int32_t other = 0; other < 3; ++other) (void)cut_of(10 + other, 1'000 * (other + 1));
+  EXPECT_EQ(cut_of(2, 0), HitCut::kEvicted);
+}
+
 TEST(Groups, DecodesKeepTheirStateAtMultiplesOfTheInterval) {
   Harness harness(With({Recurrent(8, 8)}));
   harness.Submit(1, Sequence(0, 4), 15);

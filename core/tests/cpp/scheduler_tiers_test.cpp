@@ -516,6 +516,30 @@ TEST(Sessions, AreWrittenToTheHostWhateverThePolicyAndBroughtUpOnRequest) {
   EXPECT_EQ(h.scheduler.PrefetchSession(8, h.now), -1);
 }
 
+// The host has a rank for them as the device has: pressure on both leaves a session's prefix where its next turn finds it.
+TEST(Sessions, OutliveFresherPagesOnTheHostToo) {
+  for (const bool kept : {true, false}) {
+    TierHarness h({.base = Small(), .host_pages = 24});
+    h.Submit(Turn(h, 1, 7, 0, 29, kept ? 1'000'000 : 0));
+    h.Drain();
+    for (int32_t other = 0; other < 10; ++other) h.Serve(10 + other, 1'000 * (other + 1), 60);
+    EXPECT_EQ(h.Stats().retained_pages, kept ? 7 : 0);
+    h.Serve(2, 0, 29);
+    EXPECT_EQ(Cached(h, 2), kept ? 28 : 0);
+    EXPECT_EQ(h.scheduler.InfoOf(2)->host_tokens > 0, kept) << "most of it had left the device";
+  }
+}
+
+TEST(Sessions, AreLikeOthersOnTheHostOnceTheirTimeIsOver) {
+  TierHarness h({.base = Small(), .host_pages = 24});
+  h.Submit(Turn(h, 1, 7, 0, 29, 1'000));
+  h.Drain();
+  h.now += 1'000;
+  for (int32_t other = 0; other < 4; ++other) h.Serve(10 + other, 1'000 * (other + 1), 60);
+  h.Serve(2, 0, 29);
+  EXPECT_EQ(Cached(h, 2), 0);
+}
+
 // What is on its way to the host holds the device for a moment: a prefetch asked for just then is not lost, and not cut short.
 TEST(Sessions, APrefetchWaitsForPagesThatAreLeaving) {
   TierHarness h({.base = Small(), .policy = WritePolicy::kOnEvict});
@@ -532,6 +556,54 @@ TEST(Sessions, APrefetchWaitsForPagesThatAreLeaving) {
   EXPECT_EQ(h.Plan().load_back.op.size(), static_cast<size_t>(wanted));
   h.AnswerAll();
   h.Drain();
+}
+
+TEST(Sessions, ArePrefetchedFromTheStoreWhereTheHostHasLostThem) {
+  for (const bool there : {true, false}) {
+    TierHarness h({.base = Small(), .host_pages = 8, .l3 = true});
+    h.Submit(Turn(h, 1, 7, 0, 29, 1'000'000));
+    h.Drain();
+    for (int32_t other = 1; other < 4; ++other) h.Serve(10 + other, 1'000 * other, 60);  // neither tier has room for anything else
+    const int32_t wanted = h.scheduler.PrefetchSession(7, h.now);
+    ASSERT_GT(wanted, 4) << "too much of it is left, and this shows nothing";
+    EXPECT_EQ(h.scheduler.PrefetchSession(7, h.now), wanted);
+    h.Plan();
+    ASSERT_EQ(h.lookups.size(), 1U) << "asked for twice is asked for once";
+    h.in_store = there ? 7 : 0;
+    while (h.scheduler.cache_ops_in_flight() + h.scheduler.cache_ops_pending() > 0) {
+      h.AnswerAll();
+      h.Plan();
+    }
+    EXPECT_EQ(h.scheduler.PrefetchSession(7, h.now), there ? 0 : wanted);
+    h.AnswerAll();
+    h.Drain();
+    h.in_store = 0;
+    h.Serve(2, 0, 29);
+    EXPECT_EQ(Cached(h, 2) == 28, there);
+    EXPECT_EQ(h.scheduler.InfoOf(2)->host_tokens, 0) << "it found them on the device";
+  }
+}
+
+TEST(Sessions, ThatEndWhileTheStoreIsAskedAreForgotten) {
+  for (const int32_t plans : {0, 1, 2}) {
+    TierHarness h({.base = Small(), .host_pages = 8, .l3 = true});
+    h.Submit(Turn(h, 1, 7, 0, 29, 1'000'000));
+    h.Drain();
+    for (int32_t other = 1; other < 4; ++other) h.Serve(10 + other, 1'000 * other, 60);
+    ASSERT_GT(h.scheduler.PrefetchSession(7, h.now), 4);
+    h.in_store = 7;
+    for (int plan = 0; plan < plans; ++plan) {
+      h.Plan();
+      if (plan + 1 < plans) h.AnswerAll();
+    }
+    EXPECT_TRUE(h.scheduler.ReleaseSession(7));
+    h.AnswerAll();
+    h.Plan();
+    EXPECT_TRUE(h.load_backs.empty());
+    h.AnswerAll();
+    h.Drain();
+    EXPECT_EQ(h.scheduler.cache_ops_in_flight(), 0);
+  }
 }
 
 TEST(Sessions, AStopFromOutsideIsAGoodEndAndAnAbortIsNot) {

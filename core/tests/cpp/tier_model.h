@@ -175,7 +175,7 @@ class TierModel {
   void Copy(Transfer& transfer, const Pick& pick) {
     if (transfer.good >= 0) return;
     const auto count = static_cast<int64_t>(transfer.pages.size());
-    int64_t good = pick(0, 99) < (transfer.kind == Kind::kLoadBack ? 55 : 80) ? count : pick(0, count - 1);
+    int64_t good = pick(0, 99) < (transfer.kind == Kind::kLoadBack ? 40 : 80) ? count : pick(0, count - 1);
     if (transfer.kind == Kind::kLookup || transfer.kind == Kind::kPrefetch) {
       int64_t there = 0;
       while (there < count && stored_.contains(transfer.pages[static_cast<size_t>(there)].name)) ++there;

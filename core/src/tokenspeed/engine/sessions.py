@@ -31,7 +31,7 @@ class SessionAsks:
     def answers(self, now_us: int) -> list[ControlReply]:
         """Answers to what was asked before this step; a plan was taken in it, so that sessions past their time have ended.
 
-        Results are pages: those that begin to load, or that are kept no longer.
+        Results are pages: those that begin to load or that the store is asked for, or those that are kept no longer.
         """
         asks, self._asks = self._asks, []
         replies = []

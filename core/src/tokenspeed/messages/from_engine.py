@@ -32,8 +32,9 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
 
 
 #: Why the cache gave a prompt no more than it did: it gave all that it could; nobody has sent the next page before (or so long ago that it is forgotten); it
-#: was given up for want of room; the request asks for prompt log probabilities; the KV store did not answer in time; the tier that had it did not bring it.
-HIT_CUTS = ("none", "new", "evicted", "prompt_logprobs", "store_timeout", "load_failed")
+#: was given up for want of room; the request asks for prompt log probabilities; the KV store did not answer in time; the tier that had it did not bring it;
+#: it is there, and the window or state to go on behind it was never kept.
+HIT_CUTS = ("none", "new", "evicted", "prompt_logprobs", "store_timeout", "load_failed", "boundary")
 
 
 class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):

@@ -207,7 +207,9 @@ def _tiers(t: TierStats) -> Iterator[Metric]:
     yield _labelled("tier_pages_failed", "Pages that were to be moved and were not.", "operation", failed, ())
     yield _counter("host_evicted_pages", "Cached pages of the host tier given up for new ones.", t.host_evicted)
     yield _counter("host_full_pages", "Pages not written back because every host page was in use.", t.host_full)
-    yield _counter("kv_store_lookups", "Requests for whose prefix the KV store was asked.", t.lookups)
+    yield _counter(
+        "kv_store_lookups", "Requests, and prefetches of sessions, for whose prefix the KV store was asked.", t.lookups
+    )
     yield _counter("kv_store_lookup_hits", "Requests of whose prefix the KV store had enough to load.", t.lookup_hits)
     yield _counter("kv_store_prefetch_timeouts", "Requests that did not wait for the KV store.", t.prefetch_timeouts)
     yield _counter("reloads", "Requests whose pages did not come back from the host tier.", t.reloads)

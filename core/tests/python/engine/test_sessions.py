@@ -196,6 +196,44 @@ def test_with_a_host_tier_a_session_goes_there_and_comes_back_on_prefetch(make: 
     assert (found.stats.cached_tokens, found.stats.host_tokens) == ((len(TURN) + len(first) - 1) // PAGE * PAGE, 0)
 
 
+WIDE = [[(11 * i + j + 9) % 250 for j in range(88)] for i in range(10)]  # each as wide as the device
+
+
+def test_a_session_is_found_on_the_host_after_many_prompts_as_wide_as_the_device(make: Callable[..., Sessions]) -> None:
+    """The host is as large as the device: without a rank there too, the first of them would have pushed the session out."""
+    plain, engine = make(), make(kvstore_ratio=1.5)
+    first = plain.turn(TURN)[0]
+    assert engine.turn(TURN, session=5, retain_us=100 * SECOND)[0] == first
+    assert [engine.turn(prompt)[0] for prompt in WIDE] == [plain.turn(prompt)[0] for prompt in WIDE]
+    again = TURN + first + [1, 2, 3]
+    (without, _), (within, found) = plain.turn(again), engine.turn(again)
+    assert within == without
+    assert found.stats is not None
+    assert found.stats.cached_tokens == (len(TURN) + len(first) - 1) // PAGE * PAGE
+    assert found.stats.host_tokens > 0
+
+
+def test_a_prefetch_brings_from_the_store_what_the_host_has_lost(make: Callable[..., Sessions]) -> None:
+    plain = make()
+    store: dict[str, Any] = {"kvstore": "memory", "prefetch_threshold": PAGE, "kvstore_timeout_ms": 60_000.0}
+    engine = make(kvstore_ratio=0.5, **store)
+    first = plain.turn(TURN)[0]
+    assert engine.turn(TURN, session=5, retain_us=100 * SECOND)[0] == first
+    assert [engine.turn(prompt)[0] for prompt in WIDE[:3]] == [plain.turn(prompt)[0] for prompt in WIDE[:3]]
+    reply = engine.engine.control("prefetch_session", session=5)
+    assert reply.ok
+    assert reply.result > 0
+    engine.settle()
+    assert engine.stats.tiers is not None
+    assert engine.stats.tiers.prefetched > 0
+    assert engine.engine.control("prefetch_session", session=5).result == 0
+    again = TURN + first + [1, 2, 3]
+    (without, _), (within, found) = plain.turn(again), engine.turn(again)
+    assert within == without
+    assert found.stats is not None
+    assert (found.stats.cached_tokens, found.stats.host_tokens) == ((len(TURN) + len(first) - 1) // PAGE * PAGE, 0)
+
+
 @pytest.mark.parametrize(
     ("session", "param"),
     [

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from prefill_model import PrefillModel, PrefillStep
+from session_model import Sessions
 from tier_model import Tiers
 
 from tokenspeed import _scheduler as ts
@@ -50,6 +51,12 @@ class Known:
     aborted: bool = False
     stay: int = 0  # counts its stays in a slot
     lost: int = -1  # the stay whose prefix did not come back from the host: nothing of it counts
+    session: int = -1
+    retain_us: int = 0
+    rows: int = 0  # in flight
+    load: int = -1  # the transfer that brings its prefix in this stay
+    before_load: int = 0  # pages of the prefix that were there without it
+    leaves: int | None = None  # pages that it leaves behind, once it has ended well
 
 
 class Row(NamedTuple):
@@ -88,6 +95,8 @@ class Engine:
         self.content: dict[tuple[int, int], object] = {}
         self.tiers = Tiers(config, self.content)
         self.live: dict[int, Known] = {}
+        self.leaving: dict[int, Known] = {}  # ended well, with a step in flight
+        self.sessions = Sessions(self.page, config.groups[0].num_pages * config.retain_percent // 100)
         self.reasons: dict[int, int] = {}
         self.steps: list[Step] = []
         self.now = 0
@@ -99,7 +108,9 @@ class Engine:
         spec = ts.RequestSpec(id=id, tokens=tokens, max_new_tokens=max_new, **options)
         (result,) = self.scheduler.submit_requests([spec], self.now)
         if result.accepted:
-            self.live[id] = Known(list(tokens), len(tokens), min(max_new, self.config.max_model_len - len(tokens)))
+            limit = min(max_new, self.config.max_model_len - len(tokens))
+            session, retain_us = options.get("session", -1), options.get("retain_us", 0)
+            self.live[id] = Known(list(tokens), len(tokens), limit, session=session, retain_us=retain_us)
         self.scheduler.check_integrity()
         return result
 
@@ -110,11 +121,13 @@ class Engine:
         self.now += 1
         plan = self.scheduler.next_execution_plan(self.now)
         self.scheduler.check_integrity()
+        self.sessions.expire(self.now)
         deltas = list(zip(plan.delta_slot.tolist(), plan.delta_index.tolist(), plan.delta_page.tolist(), strict=True))
         assert len({delta[:2] for delta in deltas}) == len(deltas), "a table entry stands twice in a plan"
         for slot, index, page in deltas:
             self.tables[slot][index] = page
-        loads = {transfer.rows[0]: op for op, transfer in self.tiers.begin(plan)}
+        transfers = {op: transfer for op, transfer in self.tiers.begin(plan) if transfer.rows[0] >= 0}
+        loads = {transfer.rows[0]: op for op, transfer in transfers.items()}
         step = Step(plan.plan_id)
         offset = 0
         assert plan.num_tokens <= self.config.max_step_tokens
@@ -127,6 +140,10 @@ class Engine:
             if flags & ts.RowFlags.NEW_IN_SLOT:
                 known.kv = context
                 known.stay += 1
+                known.load = loads.get(row, -1)
+                loaded = len(transfers[known.load].device) if known.load >= 0 else 0
+                known.before_load = context // self.page - loaded
+            known.rows += 1
             self.prefilled += query if extend else 0
             inputs = plan.input_ids[offset : offset + query].tolist()
             offset += query
@@ -184,6 +201,7 @@ class Engine:
         )
         self.scheduler.check_integrity()
         self.costs.observe(step.prefill, step_us)
+        finished = frozenset(result.finished_ids.tolist())
         assert self.scheduler.stats().context_weight == self.costs.weight
         for i, row in enumerate(step.rows):
             refusal = ts.RowRefusal(int(result.row_refusals[i]))
@@ -195,6 +213,13 @@ class Engine:
                 known.kv += row.query if row.extend else int(counts[i])
                 known.tokens += [token] * int(counts[i])
                 assert len(known.tokens) - known.prompt <= known.limit
+            # What draws to its end with a step in flight is settled when that has ended.
+            known = known or self.leaving[row.request]
+            known.rows -= 1
+            if row.request in finished and row.request in self.live and not known.aborted and known.leaves is None:
+                self.end_well(row.request, known)
+            elif known.leaves is not None and known.rows == 0:
+                self.retain(row.request, known)
         self.ended(result.finished_ids, result.finished_reasons)
         return result
 
@@ -224,6 +249,18 @@ class Engine:
                 assert given == (-1 if given == -1 and not extend else tokens[position])
                 self.content[cell] = prefix
 
+    def end_well(self, request: int, known: Known) -> None:
+        """What comes back from the host is not in the cache yet, nor is anything behind it."""
+        known.leaves = known.before_load if known.load in self.tiers.open else known.kv // self.page
+        self.leaving[request] = known
+        if known.rows == 0:
+            self.retain(request, known)
+
+    def retain(self, request: int, known: Known) -> None:
+        assert known.leaves is not None
+        del self.leaving[request]
+        self.sessions.end(known.session, known.retain_us, known.tokens, known.leaves, self.now)
+
     def abort(self, id: int, reason: ts.FinishReason = ts.FinishReason.ABORTED) -> bool:
         taken = self.scheduler.abort(id, reason)
         assert taken == (id in self.live and not self.live[id].aborted)
@@ -234,8 +271,10 @@ class Engine:
 
     def ended(self, ids: np.ndarray, reasons: np.ndarray) -> None:
         for request, reason in zip(ids.tolist(), reasons.tolist(), strict=True):
-            del self.live[request]  # KeyError: reported twice
+            known = self.live.pop(request)  # KeyError: reported twice
             self.reasons[request] = reason
+            if reason == ts.FinishReason.LENGTH and known.leaves is None:
+                self.end_well(request, known)  # it had the whole pool, and no page more
 
     def drain(self, limit: int = 20_000) -> None:
         while self.scheduler.has_work() or self.steps:

@@ -91,7 +91,7 @@ def test_a_million_operations_reach_every_transition_and_refusal_a_thousand_time
 @pytest.mark.slow
 def test_a_million_operations_with_tiers_reach_their_passing_states_fifty_times(tests: Path) -> None:
     """States that last one copy are rare among random operations: some are met once in 10,000."""
-    run(str(tests / "tests" / "cpp" / "fuzz_scheduler"), "--ops", "1000000", "--report", "--minimum", "50")
+    run(str(tests / "tests" / "cpp" / "fuzz_scheduler"), "--ops", "1000000", "--report", "--minimum", "200")
 
 
 @pytest.mark.slow

@@ -34,11 +34,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         own=st.integers(0, 6),
         new=st.integers(1, 12),
         priority=st.integers(-1, 1),
+        session=st.integers(-1, 2),
+        retain_us=st.sampled_from([0, 5, 20, 1000]),
     )
-    def submit(self, family: int, shared: int, own: int, new: int, priority: int) -> None:
+    def submit(self, family: int, shared: int, own: int, new: int, priority: int, session: int, retain_us: int) -> None:
         tokens = [100 * family + i for i in range(shared)] + [1000 + i % 2 for i in range(own)]
         self.next_id += 1
-        result = self.engine.submit(self.next_id, tokens, new, priority=priority)
+        retain_us = retain_us if session >= 0 else 0
+        result = self.engine.submit(self.next_id, tokens, new, priority=priority, session=session, retain_us=retain_us)
         pool = self.engine.page * self.engine.config.groups[0].num_pages
         assert result.accepted == (0 < len(tokens) <= min(pool, 59))
         assert result.accepted == (result.reason == "")
@@ -66,10 +69,53 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, index: int) -> None:
         self.engine.abort(index)
 
+    @rule(
+        family=st.integers(0, 4),
+        shared=st.integers(1, 20),
+        new=st.integers(1, 3),
+        session=st.integers(0, 2),
+        retain_us=st.sampled_from([50, 1000]),
+        stop=st.booleans(),
+    )
+    def take_a_turn(self, family: int, shared: int, new: int, session: int, retain_us: int, stop: bool) -> None:
+        """A turn of a session to its end, or as far as it comes. What is on its way to or from the host is answered where nothing else can go on."""
+        self.submit(family, shared, 0, new, 0, session, retain_us)
+        request, engine = self.next_id, self.engine
+        for _ in range(60):
+            if request not in engine.live:
+                return
+            idle = engine.can_plan() and engine.plan().num_rows == 0
+            for op in list(engine.tiers.open) if idle else ():
+                engine.answer(op)
+            while engine.steps and (idle or not engine.can_plan()):
+                engine.advance(finish=frozenset({request}) if stop else frozenset[int]())
+
     @rule()
     def flush(self) -> None:
         before = self.engine.scheduler.stats().pages_cached[0]
         assert self.engine.scheduler.flush_cache() == before
+        self.engine.sessions.kept.clear()
+
+    @rule(session=st.integers(-1, 3))
+    def release(self, session: int) -> None:
+        known = self.engine.sessions.kept.pop(session, None)
+        assert self.engine.scheduler.release_session(session) == (known is not None)
+
+    @rule(session=st.integers(-1, 3))
+    def prefetch(self, session: int) -> None:
+        kept = self.engine.sessions.kept.get(session)
+        pages = self.engine.scheduler.prefetch_session(session, self.engine.now)
+        assert pages == -1 if kept is None else 0 <= pages <= len(kept.pages)
+        assert pages <= 0 or self.engine.config.groups[0].host_pages
+
+    @invariant()
+    def sessions_are_those_of_the_model(self) -> None:
+        if hasattr(self, "engine"):
+            stats = self.engine.scheduler.stats()
+            assert (stats.sessions, stats.retained_pages) == (
+                len(self.engine.sessions.kept),
+                len(self.engine.sessions.pages),
+            )
 
     @invariant()
     def counts_agree(self) -> None:
@@ -142,6 +188,7 @@ class TierMachine(SchedulerMachine):
     def flush(self) -> None:
         before = self.engine.scheduler.stats()
         assert self.engine.scheduler.flush_cache() == before.pages_cached[0] + before.host_pages_cached[0]
+        self.engine.sessions.kept.clear()
 
     @invariant()
     def transfers_are_accounted_for(self) -> None:
