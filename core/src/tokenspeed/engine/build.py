@@ -39,7 +39,7 @@ from tokenspeed.layers.dtypes import dtype_from_name, short_name
 from tokenspeed.layers.loading import check_complete
 from tokenspeed.layers.parallel import ParallelGroups
 from tokenspeed.layers.quantization import quantization_for
-from tokenspeed.layers.recurrent import bind_states
+from tokenspeed.layers.recurrent import RecurrentLayer, bind_states
 from tokenspeed.messages import EngineInfo
 from tokenspeed.plugins.events import ModelLoadedContext
 from tokenspeed.plugins.kernel_select import KernelRegistry
@@ -309,14 +309,14 @@ def _executor(
         max_tokens=plan_shape.max_step_tokens,
         device=platform.device,
     )
-    recurrent = any(group.kind == "recurrent" for group in pool.groups)
-    if recurrent:
+    if any(group.kind == "recurrent" for group in pool.groups):
         executor.use_states(pool)
     if platform.asynchronous:
         warm_up(executor, max_rows=max_rows, max_tokens=plan_shape.max_step_tokens, max_model_len=max_model_len)
         grammar.warm_up(apply_bitmask, platform.device)
     decoders = [decode for _, decode in backends]
-    captures = platform.supports_graphs and not config.enforce_eager and not recurrent  # graphs know pages alone
+    scans = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
+    captures = platform.supports_graphs and not config.enforce_eager and all(scan.captures for scan in scans)
     if captures and all(decode.graph_variants for decode in decoders):
         common: dict[str, Any] = {
             "model": model,
@@ -331,7 +331,7 @@ def _executor(
         }
         graphs, mixed = DecodeGraphs(sizes=capture_sizes(max_rows, config.cudagraph_capture_sizes), **common), None
         tokens, rows = mixed_sizes(max_rows, plan_shape.max_step_tokens)
-        if tokens and all(decode.captures_extend for decode in decoders):
+        if tokens and all(part.captures_extend for part in [*decoders, *scans]):
             mixed = MixedGraphs(tokens=tokens, rows=rows, **common)
         began_s = time.monotonic()
         with platform.allocate("graphs"):
