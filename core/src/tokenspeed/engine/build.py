@@ -331,7 +331,8 @@ def _executor(
         }
         graphs, mixed = DecodeGraphs(sizes=capture_sizes(max_rows, config.cudagraph_capture_sizes), **common), None
         tokens, rows = mixed_sizes(max_rows, plan_shape.max_step_tokens)
-        if tokens and all(part.captures_extend for part in [*decoders, *scans]):
+        extends = all(decode.captures_extend for decode in decoders) and all(scan.captures_extend for scan in scans)
+        if tokens and extends:
             mixed = MixedGraphs(tokens=tokens, rows=rows, **common)
         began_s = time.monotonic()
         with platform.allocate("graphs"):
