@@ -1,6 +1,7 @@
 // What a scheduler is told once. Nothing changes after construction.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -17,7 +18,7 @@ struct CacheGroupConfig {
   int32_t page_size = 16;  // tokens; window groups as group 0, recurrent ones a multiple of it
   int32_t num_pages = 0;   // full groups as group 0: they share their page ids
   CacheGroupKind kind = CacheGroupKind::kFull;
-  int32_t host_pages = 0;  // 0: no host tier
+  int32_t host_pages = 0;  // 0: no host tier of this group; full groups as group 0
   int32_t window = 0;      // tokens; of window groups
 };
 
@@ -67,7 +68,9 @@ struct SchedulerConfig {
 
   // The prefill share that is left to waiting prompts however many decodes run, so that they cannot starve.
   [[nodiscard]] int32_t min_prefill_tokens() const { return groups[0].page_size < max_batched_tokens ? groups[0].page_size : max_batched_tokens; }
-  [[nodiscard]] bool has_host_tier() const { return groups[0].host_pages > 0; }
+  [[nodiscard]] bool has_host_tier() const {
+    return std::any_of(groups.begin(), groups.end(), [](const CacheGroupConfig& group) { return group.host_pages > 0; });
+  }
   // Pages of a window group that a request needs at most to go on token by token, with the steps that may be in flight.
   [[nodiscard]] int32_t WindowPages(const CacheGroupConfig& group) const {
     const int32_t span = group.window - 1 + max_row_width * (1 + overlap_depth);

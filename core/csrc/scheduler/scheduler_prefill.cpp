@@ -105,32 +105,37 @@ int32_t Scheduler::MatchLimit(const Request& request) const {
   return static_cast<int32_t>(std::min<int64_t>(limit, static_cast<int64_t>(request.hashes.size())));
 }
 
-HitCut Scheduler::CutOf(const Request& request, int32_t reach) {
+HitCut Scheduler::CutOf(Request& request, int32_t reach) {
   const auto whole = static_cast<int32_t>(std::min<int64_t>((request.known() - 1) / page_size_, static_cast<int64_t>(request.hashes.size())));
   if (reach >= whole) return HitCut::kNone;
   if (reach >= MatchLimit(request)) return HitCut::kReuseBound;
+  if (!adjuncts_.empty()) {
+    // The full groups have more, and a window or a state to go on behind it is gone.
+    const int32_t limit = MatchLimit(request);
+    const int32_t full = host_.Match(request.hashes, tree_.Match(request.hashes, limit).depth(), limit);
+    if (full > reach && ResumableDepth(request.hashes, full, true, &request.hit_cut_group) < full) return HitCut::kEvicted;
+  }
   if (request.fetch_timed_out) return HitCut::kStoreTimeout;
-  // The tree has more, and a window or a state that begins there is gone.
-  if (!adjuncts_.empty() && tree_.Match(request.hashes, reach + 1).depth() > reach) return HitCut::kEvicted;
   return evicted_pages_.Contains(request.hashes[static_cast<size_t>(reach)]) ? HitCut::kEvicted : HitCut::kNew;
 }
 
 bool Scheduler::ParkIfComputing(Request& request) {
   const int32_t limit = MatchLimit(request);
   request.hint = tree_.Rematch(request.hint, request.hashes, limit);
-  if (!adjuncts_.empty()) {
-    const int32_t resumable = ResumableDepth(request.hashes, request.hint.depth());
-    if (resumable < request.hint.depth()) request.hint = tree_.Rematch(request.hint, request.hashes, resumable);
-  }
-  const int32_t depth = request.hint.depth();
   if (host_.on()) {
-    const bool known = request.reach_discards == host_.discards() && depth >= request.reach_from;
-    request.reach = host_.Match(request.hashes, depth, limit, known ? request.reach : 0);
-    request.reach_from = depth;
+    const int32_t from = request.hint.depth();
+    const bool known = request.reach_discards == host_.discards() && from >= request.reach_from;
+    request.reach = host_.Match(request.hashes, from, limit, known ? request.reach : 0);
+    request.reach_from = from;
     request.reach_discards = host_.discards();
   } else {
-    request.reach = depth;
+    request.reach = request.hint.depth();
   }
+  if (!adjuncts_.empty()) {
+    request.reach = ResumableDepth(request.hashes, request.reach);
+    if (request.reach < request.hint.depth()) request.hint = tree_.Rematch(request.hint, request.hashes, request.reach);
+  }
+  const int32_t depth = request.hint.depth();
   if (depth >= limit) return false;
   // The page after what the device has, or after what the host has below it, may be on its way.
   const auto parks = [&](int32_t at) { return at < limit && inflight_prefixes_.ParkIfComputing(request, request.hashes, at, limit); };
@@ -212,13 +217,22 @@ void Scheduler::AdmitRequest(Request& request) {
   index_scratch_.resize(static_cast<size_t>(depth));
   PrefixTree::CopyPages(residence.prefix, index_scratch_.data());
   for (int32_t index = 0; index < depth; ++index) plan_->AddDelta(slot, index, index_scratch_[static_cast<size_t>(index)]);
-  if (!adjuncts_.empty()) Hold(request, residence);
   const int32_t reach = std::max(depth, request.reach);
+  request.load_ops.clear();
+  request.load_failed = false;
+  // What of the prefix the device has alone, so that a hit of the host is told from one without it.
+  int32_t on_device = depth;
+  if (!adjuncts_.empty()) {
+    if (tiers_) on_device = ResumableDepth(request.hashes, depth, false);
+    Hold(request, residence, reach);
+  }
   if (host_.on() && depth > 0) {
     host_.Touch(request.hashes[static_cast<size_t>(depth - 1)]);
     if (config_.write_policy == WritePolicy::kSelective && MissingOnHost(residence.prefix, 0) > 0) QueueWrite(&request, residence.prefix, 0);
   }
+  if (config_.write_policy == WritePolicy::kSelective && !adjuncts_.empty()) QueueCopies(request, reach, nullptr);
   if (reach > depth) LoadBack(request, residence, depth, reach);
+  request.load_unsettled = request.loading();
 
   const auto full_pages = static_cast<int32_t>(request.hashes.size());
   PrefixClaim claim = inflight_prefixes_.Claim(request.hashes, depth, full_pages);
@@ -231,7 +245,7 @@ void Scheduler::AdmitRequest(Request& request) {
     request.first_scheduled_us = now_us_;
     totals_.prompt_tokens_queried += request.prompt_tokens;
     totals_.prefix_hit_tokens += request.computed;
-    request.first_load_tokens = (reach - depth) * page_size_;
+    request.first_load_tokens = (reach - on_device) * page_size_;
     request.host_tokens = request.first_load_tokens;
     request.storage_tokens = std::max(0, std::min(reach, request.fetch_end) - std::max(depth, request.fetch_begin)) * page_size_;
     totals_.host_hit_tokens += request.host_tokens;
@@ -262,9 +276,7 @@ void Scheduler::LoadBack(Request& request, Residence& residence, int32_t from, i
     plan_->load_back.row.Push(row);
   }
   residence.loading = to - from;
-  request.load_op = id;
-  request.load_unsettled = true;
-  request.load_failed = false;
+  request.load_ops.push_back(id);
   ops_.emplace(id, std::move(op));
   ++moving_;
 }

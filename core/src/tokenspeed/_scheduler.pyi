@@ -124,7 +124,7 @@ class StateKind(IntEnum):
     COPY = 1
 
 class CacheGroupConfig:
-    """One cache group: ``num_pages`` pages of ``page_size`` tokens, and ``host_pages`` in the host tier (0: none).
+    """One cache group: ``num_pages`` pages of ``page_size`` tokens, and ``host_pages`` in its host tier (0: none).
 
     Group 0 is full; its pages are the blocks in which prefixes are shared. Further full groups have what group 0 has: they share its
     page ids. A window group has its page size too, and a ``window`` (tokens that a token reads, its own included). The pages of a
@@ -301,6 +301,9 @@ class RequestInfo:
     def hit_cut(self) -> HitCut:
         """Why there were no more cached_tokens."""
     @property
+    def hit_cut_group(self) -> int:
+        """The cache group whose window or state was missing where there were no more; 0: the full ones had no more."""
+    @property
     def retractions(self) -> int: ...
     @property
     def queued_us(self) -> int: ...
@@ -364,7 +367,8 @@ class ExecutionPlan:
         """(deltas)."""
     @property
     def state_kind(self) -> _Int32:
-        """(state ops) StateKind. Done before the forward; no state is both source and target in a plan."""
+        """(state ops) StateKind. Done before the forward and after the load-backs of the plan, of which one may bring the source; no
+        state is both source and target in a plan."""
     @property
     def state_group(self) -> _Int32:
         """(state ops) a recurrent group."""
@@ -399,7 +403,8 @@ class ExecutionPlan:
     def write_back_host(self) -> _Int32: ...
     @property
     def load_back_op(self) -> _Int64:
-        """(pages) host page to device page: may start at once; the row that needs it must see it."""
+        """(pages) host page to device page: may start at once; the row that needs it must see it. An op has pages of one group; a row
+        may have several."""
     @property
     def load_back_group(self) -> _Int32: ...
     @property

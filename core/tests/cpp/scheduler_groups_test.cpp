@@ -58,6 +58,14 @@ TEST(Groups, AGroupThatCannotBeServedIsRefusedByName) {
   refused({Recurrent(8, 4)}, "max_row_width is 2", {.width = 2});
   SchedulerConfig config = With({Recurrent(8, 4)});
   config.groups[0].host_pages = 16;
+  EXPECT_NO_THROW(config.Validate());
+  config.l3 = true;  // a store serves full groups alone
+  EXPECT_THROW(config.Validate(), std::invalid_argument);
+  config.l3 = false;
+  config.groups[0].host_pages = 0;
+  config.groups[1].host_pages = 8;
+  EXPECT_NO_THROW(config.Validate()) << "each group may have host pages or none";
+  config.enable_prefix_caching = false;
   EXPECT_THROW(config.Validate(), std::invalid_argument);
   config.groups = {Window(8, 16)};
   EXPECT_THROW(config.Validate(), std::invalid_argument);
