@@ -113,6 +113,29 @@ class HybridHashModel(CausalLM):
         return set()
 
 
+class TwinHashModel(HybridHashModel):
+    """The two full groups alone, and the same tokens: what the others would hold is worked out from the first."""
+
+    GROUPS = (GROUPS[0], GROUPS[3])
+
+    def __init__(self, pool: KVPool) -> None:
+        CausalLM.__init__(self)
+        self.wait_layer = pool.wait_layer
+        self.pages = {group: pool.layer(each.layers[0]).k[..., 0, :] for group, each in enumerate(self.GROUPS)}
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        for group, pages in self.pages.items():
+            self.wait_layer(self.GROUPS[group].layers[0])
+            pages.reshape(-1)[batch.slot_mapping[group]] = batch.input_ids.float() + 1
+        start, hidden = batch.query_start.tolist(), []
+        for row in range(batch.num_rows):
+            length = int(batch.seq_lens[row])
+            full, twin = (self.read(group, batch, row, 0, length) for group in (0, 1))
+            for end in range(length - (start[row + 1] - start[row]) + 1, length + 1):
+                hidden.append([choose(full[:end], twin[:end], full[:end][-WINDOW:], run(full[:end]))])
+        return torch.tensor(hidden, dtype=torch.float32)
+
+
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
     """Few families, so that prefixes are shared, and lengths on both sides of pages and intervals."""
     source = np.random.default_rng(seed)
