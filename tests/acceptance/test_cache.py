@@ -145,7 +145,10 @@ def test_sessions_that_come_back_after_a_tool_find_their_prefix(serve: Serve) ->
     assert sum(cached["off"]) < 208
 
 
-def test_a_session_of_a_model_with_windows_and_states_comes_back_from_the_host(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_session_of_a_model_with_windows_and_states_comes_back_from_the_host(
+    serve: Serve, tmp_path: Path, ranks: int
+) -> None:
     """Issue 5, acceptance 3, through the whole server: a turn finds in every cache group what pressure moved down, and its tokens are those of no tier."""
     types = ["full_attention", "sliding_attention", "linear_attention", "full_attention"]
     shape = {"num_hidden_layers": 4, "layer_types": types, "sliding_window": 40, "state_interval": 32}
@@ -157,8 +160,9 @@ def test_a_session_of_a_model_with_windows_and_states_comes_back_from_the_host(s
     first = [(5 * i) % 250 for i in range(200)]
     others = [[(7 * i + j) % 250 for j in range(450)] for i in range(6)]
     tool = [(11 * i + 3) % 250 for i in range(40)]
+    parallel = ("--tensor-parallel-size", "2") if ranks == 2 else ()
     tokens: dict[str, list[list[int]]] = {}
-    for name, more in (("off", ("--no-enable-prefix-caching",)), ("on", (*small, "--kvstore-ratio", "12"))):
+    for name, more in (("off", ("--no-enable-prefix-caching",)), ("on", (*small, "--kvstore-ratio", "12", *parallel))):
         server = serve(str(model), *flags, *more)
         kept = {"session_id": "run-17", "retain_s": 600} if name == "on" else {}
         answer, _ = ask(server, first, **kept)

@@ -43,6 +43,7 @@ class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
         host_tokens: of ``cached_tokens``, those that came back from the host tier.
         storage_tokens: of ``host_tokens``, those that the KV store gave for this request.
         hit_cut: why the cache gave no more: one of ``HIT_CUTS``.
+        hit_cut_group: the cache group that lacked it: 0 for full attention, others where a window or a state could not be resumed any later.
     """
 
     prompt_tokens: int
@@ -59,6 +60,7 @@ class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     host_tokens: int = 0
     storage_tokens: int = 0
     hit_cut: str = "none"
+    hit_cut_group: int = 0
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):

@@ -223,6 +223,21 @@ def test_a_group_is_told_of_by_its_own_figures(make: Make) -> None:
     assert ([each.written_back for each in groups], [each.loaded_back for each in groups]) == (out, back)
 
 
+def test_a_hit_that_a_state_cut_says_so(make: Make) -> None:
+    """Ten pages of the prefix are there, and the last state that was kept is that of eight."""
+    rig = make(pages=(64, 48, 24))
+    rig.add(1, list(range(45)), max_new_tokens=1)
+    rig.run()
+    rig.add(2, [*range(43), 900, 901], max_new_tokens=1)
+    rig.run()
+    stats = rig.last(2).stats
+    assert (stats.cached_tokens, stats.hit_cut, stats.hit_cut_group) == (40, "new", 0)
+    rig.add(3, [*range(38), 900, 901], max_new_tokens=1)
+    rig.run()
+    stats = rig.last(3).stats
+    assert (stats.cached_tokens, stats.hit_cut_group) == (32, 2)
+
+
 TYPES = ["full_attention", "sliding_attention", "linear_attention", "full_attention"]
 Toy = Callable[..., LocalEngine]
 
