@@ -90,20 +90,36 @@ void AdjunctCache::Drop(const PageHash& hash, bool record) noexcept {
     dropped_.push_back(entries_.extract(found));
     return;
   }
+  gone_.Add(hash);
   lru_.Remove(entry);
   --evictable_;
   entries_.erase(found);
 }
 
+void AdjunctCache::DropIdle(bool record) {
+  for (auto* list : {&behind_, &lru_, &kept_}) {
+    while (!list->empty()) Drop(PageHash(list->front().hash_), record);
+  }
+  gone_.Clear();
+}
+
+void AdjunctCache::Warm(const PageHash& hash) noexcept {
+  const auto found = entries_.find(hash);
+  if (found == entries_.end()) return;
+  ++found->second.uses_;
+  Relist(hash);
+}
+
 PageLease AdjunctCache::Take() {
   assert(available() > 0);
   if (pool_.available() > 0) return pool_.Take();
-  AdjunctEntry& coldest = lru_.empty() ? kept_.front() : lru_.front();
+  AdjunctEntry& coldest = !behind_.empty() ? behind_.front() : lru_.empty() ? kept_.front() : lru_.front();
   PageLease page = std::move(coldest.page_);
   Removed(coldest);
   lru_.Remove(coldest);
   --evictable_;
   ++evicted_;
+  gone_.Add(coldest.hash_);
   entries_.erase(PageHash(coldest.hash_));  // a copy: the key must not die with its entry
   return page;
 }
@@ -136,8 +152,13 @@ void AdjunctCache::Verify(const std::unordered_map<int32_t, int32_t>& pins) cons
     if (!holds) throw std::logic_error(std::string("adjunct cache: ") + what);
   };
   std::unordered_set<const AdjunctEntry*> cold;
+  behind_.ForEach([&](const AdjunctEntry& entry) {
+    require(cold.insert(&entry).second, "a page stands twice in the LRU lists");
+    require(entry.uses_ == 1, "a page that was used again stands among those left behind");
+    require(!keepers_.contains(entry.hash_), "a page that a session keeps stands among those left behind");
+  });
   lru_.ForEach([&](const AdjunctEntry& entry) {
-    require(cold.insert(&entry).second, "a page stands twice in the LRU list");
+    require(cold.insert(&entry).second, "a page stands twice in the LRU lists");
     require(!keepers_.contains(entry.hash_), "a page that a session keeps stands among the others");
   });
   kept_.ForEach([&](const AdjunctEntry& entry) {
@@ -151,7 +172,7 @@ void AdjunctCache::Verify(const std::unordered_map<int32_t, int32_t>& pins) cons
     require(static_cast<bool>(entry.page_), "an entry has no page");
     const auto known = pins.find(entry.page_.id());
     require(entry.pins_ == (known == pins.end() ? 0 : known->second), "a page has other pins than its users say");
-    require((entry.pins_ == 0) == cold.contains(&entry), "the LRU list is not exactly the pages without a pin");
+    require((entry.pins_ == 0) == cold.contains(&entry), "the LRU lists are not exactly the pages without a pin");
     evictable += entry.pins_ == 0 ? 1 : 0;
     pinned += entry.pins_ > 0 ? 1 : 0;
   }

@@ -5,8 +5,9 @@
 //     free  --Take-->  leased by whoever writes it  --Publish-->  in the map  --(coldest one without a pin, or Drop)-->  free
 //
 // Kept at all times (CheckIntegrity):
-//   * a page with a pin is neither evicted nor used again; two LRU lists hold exactly the entries without one, the coldest first: those
-//     that sessions keep in one of their own, from which nothing is taken before the other is empty;
+//   * a page with a pin is neither evicted nor used again; three lists hold exactly the entries without one, the coldest first, and
+//     nothing is taken from one before those before it are empty: what a running request left behind and nobody came back to; what was
+//     used again, or ended with its request; what sessions keep. So a long prompt evicts what it left itself before others' last pages;
 //   * available() = free pages + entries without a pin;
 //   * an entry that was dropped while a copy to the host reads it is found by nobody, and its page is free with the last pin.
 //
@@ -21,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache/evicted_pages.h"
 #include "cache/kv_events.h"
 #include "cache/page_hash.h"
 #include "cache/page_pool.h"
@@ -43,7 +45,7 @@ class AdjunctEntry : public ListLink<AdjunctLruTag> {
   bool found_ = true;     // not dropped
   bool copying_ = false;  // one of the pins is that of a copy to the host
   bool cold_ = false;     // that copy is no use of it
-  uint32_t uses_ = 0;     // pins ever, without those of copies
+  uint32_t uses_ = 0;     // pins ever, without those of copies; Warm counts as one
   uint32_t uses_then_ = 0;  // when that copy was decided on
 };
 
@@ -87,7 +89,8 @@ class AdjunctPin {
 class AdjunctCache {
  public:
   // `events`: told of what enters and leaves, where there is one; it outlives the cache.
-  explicit AdjunctCache(int32_t pages, KvEventLog* events = nullptr, int32_t group = 0) : pool_(pages), events_(events), group_(group) {}
+  explicit AdjunctCache(int32_t pages, KvEventLog* events = nullptr, int32_t group = 0)
+      : pool_(pages), events_(events), group_(group), gone_(pages) {}
   AdjunctCache(const AdjunctCache&) = delete;
   AdjunctCache& operator=(const AdjunctCache&) = delete;
 
@@ -111,6 +114,7 @@ class AdjunctCache {
       if (!entry.copying_ && wanted(entry.hash_)) found.push_back(&entry);
       return --pages > 0;
     };
+    if (pages > 0) behind_.VisitWhile(look);
     if (pages > 0) lru_.VisitWhile(look);
     if (pages > 0) kept_.VisitWhile(look);
     std::vector<AdjunctPin> pins;
@@ -121,12 +125,20 @@ class AdjunctCache {
   [[nodiscard]] AdjunctPin Publish(const PageHash& hash, PageLease& page, const PageHash& parent = {}, int32_t depth = 0);
   // The tree gave the block up. REQUIRES: no pin on it but that of a copy. `record`: whether events tell of it.
   void Drop(const PageHash& hash, bool record = true) noexcept;
+  // Drops every entry without a pin.
+  void DropIdle(bool record);
+  // Somebody may well go on from it: it is not what a request left behind.
+  void Warm(const PageHash& hash) noexcept;
   // A free page, or that of the coldest entry without a pin. REQUIRES: available() > 0.
   [[nodiscard]] PageLease Take();
 
   // A session keeps the page of that block above others, whether it is here or will come back; each Keep is ended by an Unkeep.
   void Keep(const PageHash& hash);
   void Unkeep(const PageHash& hash) noexcept;
+  // Pages that can be had without those that somebody may well go on from.
+  [[nodiscard]] bool disposable() const noexcept { return free() > 0 || !behind_.empty(); }
+  // It was there and was evicted, or left with its block, as far as is remembered.
+  [[nodiscard]] bool Evicted(const PageHash& hash) const noexcept { return gone_.Contains(hash); }
   // Blocks that sessions keep.
   [[nodiscard]] int32_t kept() const noexcept { return static_cast<int32_t>(keepers_.size()); }
 
@@ -155,7 +167,8 @@ class AdjunctCache {
   [[nodiscard]] AdjunctPin CopyPin(AdjunctEntry& entry, bool cold) noexcept;
   void DropPin(AdjunctEntry& entry, bool copies) noexcept;
   [[nodiscard]] IntrusiveList<AdjunctEntry, AdjunctLruTag>& ListOf(const AdjunctEntry& entry) noexcept {
-    return !keepers_.empty() && keepers_.contains(entry.hash_) ? kept_ : lru_;
+    if (!keepers_.empty() && keepers_.contains(entry.hash_)) return kept_;
+    return entry.uses_ > 1 ? lru_ : behind_;
   }
   void Relist(const PageHash& hash) noexcept;
   void Removed(const AdjunctEntry& entry) noexcept {
@@ -168,8 +181,10 @@ class AdjunctCache {
   const int32_t group_;
   Entries entries_;
   std::vector<Entries::node_type> dropped_;  // still read by a copy
+  IntrusiveList<AdjunctEntry, AdjunctLruTag> behind_;
   IntrusiveList<AdjunctEntry, AdjunctLruTag> lru_;
   IntrusiveList<AdjunctEntry, AdjunctLruTag> kept_;
+  EvictedPages gone_;
   std::unordered_map<PageHash, int32_t, PageHashHasher> keepers_;  // sessions by block
   int32_t evictable_ = 0;
   int64_t evicted_ = 0;

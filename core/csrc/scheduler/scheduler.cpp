@@ -143,6 +143,7 @@ std::vector<SubmitResult> Scheduler::SubmitRequests(std::vector<RequestSpec> spe
 // ---- going ----
 
 void Scheduler::ForgetRunning(Request& request) {
+  ForgetPromises();
   if (request.row < 0) {
     prefilling_.erase(request.order);
   } else {
@@ -270,6 +271,7 @@ int32_t Scheduler::FlushCache() {
   }
   while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second);
   host_.Flush(!all);
+  for (AdjunctGroup& group : adjuncts_) group.cache.DropIdle(!all);
   bool any = device + host > 0;
   for (AdjunctGroup& group : adjuncts_) {
     any = any || group.host.ready() > 0;
@@ -307,6 +309,7 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
   plan_->Clear(id);
   ++totals_.plans;
   room_measured_ = false;
+  ForgetPromises();
   admissions_before_plan_ = admissions_;
 
   steps_.push_back({id, {}});
@@ -350,6 +353,7 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
     steps_.pop_back();
   }
   step_ = nullptr;
+  ForgetPromises();
   return *plan_;
 }
 

@@ -149,6 +149,7 @@ class Scheduler {
     int32_t steady;    // pages that a request needs at most to go on token by token
     AdjunctCache cache;
     HostCache host;
+    mutable int32_t promised = -1;  // PromisedPages within the plan being made; -1: not measured
   };
   // Blocks [begin, end).
   struct Blocks {
@@ -199,6 +200,8 @@ class Scheduler {
   // Refreshes the hint; true where the request waits for a prefix being computed (and has left the queue).
   bool ParkIfComputing(Request& request);
   [[nodiscard]] bool CanAdmit(Request& request);
+  // Whether it might be, were all of its prefix there that the hint says.
+  [[nodiscard]] bool MightAdmit(const Request& request);
   void AdmitRequest(Request& request);
   // Begins to bring pages [from, to) of its prefix back from the host.
   void LoadBack(Request& request, Residence& residence, int32_t from, int32_t to);
@@ -226,7 +229,13 @@ class Scheduler {
   [[nodiscard]] int32_t SteadyPages(const AdjunctGroup& group, const Request& request) const;
   [[nodiscard]] int32_t OwedPages(const AdjunctGroup& group, const Request& request) const;
   [[nodiscard]] int32_t PromisedPages(const AdjunctGroup& group) const;
-  [[nodiscard]] bool CanHold(const Request& request) const;
+  void ForgetPromises() noexcept {
+    for (AdjunctGroup& group : adjuncts_) group.promised = -1;
+  }
+  [[nodiscard]] bool CanHold(const Request& request, bool at_best = false) const;
+  // Whether every group may come to have a boundary between the two, in blocks.
+  [[nodiscard]] bool BoundaryBetween(int32_t depth, int32_t limit) const;
+  [[nodiscard]] HitCut CutByGroup(Request& request, int32_t reach, int32_t full);
   void Hold(Request& request, Residence& residence, int32_t boundary);
   [[nodiscard]] int32_t LackingPages(const AdjunctGroup& group, const Residence& residence, int32_t end) const;
   [[nodiscard]] int32_t ReachIn(const AdjunctGroup& group, const Request& request, const Residence& residence) const;

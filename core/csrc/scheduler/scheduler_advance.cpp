@@ -86,6 +86,7 @@ void Scheduler::LastStepEnded(Request& request, StateName name) {
     return;
   }
   const auto* aborting = std::get_if<Aborting>(&request.state);
+  if (!adjuncts_.empty()) KeepStates(request, *ResidenceOf(request.state));
   RetainSession(request, aborting != nullptr ? aborting->reason : std::get<Draining>(request.state).reason);
   if (name == StateName::kDraining && request.writes > 0) {
     Apply(request, StepEndedWriting{});

@@ -50,6 +50,25 @@ int32_t Scheduler::ResumableDepth(const std::vector<PageHash>& hashes, int32_t d
   return depth;
 }
 
+bool Scheduler::BoundaryBetween(int32_t depth, int32_t limit) const {
+  return std::ranges::all_of(adjuncts_, [&](const AdjunctGroup& group) {
+    return group.kind != CacheGroupKind::kRecurrent || limit - limit % (group.interval / page_size_) > depth;
+  });
+}
+
+// Why its prefix ends at `reach` where the full groups have it up to `full`.
+HitCut Scheduler::CutByGroup(Request& request, int32_t reach, int32_t full) {
+  if (ResumableDepth(request.hashes, full, true, &request.hit_cut_group) == full) return HitCut::kNew;
+  const auto cut = std::ranges::find_if(adjuncts_, [&](const AdjunctGroup& group) { return group.index == request.hit_cut_group; });
+  if (cut->kind == CacheGroupKind::kWindow) return HitCut::kEvicted;  // every block had its page
+  // No state is kept between two multiples of the interval, nor where there was no room for it.
+  const int32_t step = cut->interval / page_size_;
+  for (int32_t at = full - full % step; at > reach; at -= step) {
+    if (cut->cache.Evicted(request.hashes[static_cast<size_t>(at - 1)])) return HitCut::kEvicted;
+  }
+  return HitCut::kNew;
+}
+
 // ---- admission ----
 
 // Pages that it needs at most to go on token by token.
@@ -65,20 +84,23 @@ int32_t Scheduler::OwedPages(const AdjunctGroup& group, const Request& request) 
 
 // What the running ones may still take to go on.
 int32_t Scheduler::PromisedPages(const AdjunctGroup& group) const {
+  // Once a plan and change: rows that keep a state ask for each, and change nothing.
+  if (group.promised >= 0) return group.promised;
   int32_t pages = 0;
   for (const auto& [order, request] : prefilling_) pages += OwedPages(group, *request);
   for (const Request* request : decoding_) pages += request == nullptr ? 0 : OwedPages(group, *request);
+  if (step_ != nullptr) group.promised = pages;
   return pages;
 }
 
-// REQUIRES: the hint is fresh.
-bool Scheduler::CanHold(const Request& request) const {
+// REQUIRES: the reach is fresh. `at_best`: whatever it is.
+bool Scheduler::CanHold(const Request& request, bool at_best) const {
   const int32_t boundary = request.reach;
   for (const AdjunctGroup& group : adjuncts_) {
     int32_t need = 1;
     if (group.kind == CacheGroupKind::kRecurrent) {
       // The state that it continues takes a page from what is available, whether it is here or comes from the host.
-      const bool taken = boundary > 0 && !group.cache.Used(request.hashes[static_cast<size_t>(boundary - 1)]);
+      const bool taken = !at_best && boundary > 0 && !group.cache.Used(request.hashes[static_cast<size_t>(boundary - 1)]);
       need += taken ? 1 : 0;
     } else {
       // Pages that others use as well are counted too: this one may be left with them.
@@ -154,6 +176,7 @@ void Scheduler::GrowHolds(Residence& residence, int32_t end) {
     for (int32_t pages = LackingPages(group, residence, end); pages > 0; --pages) {
       hold.pages.push_back({{}, group.cache.Take(), -1});
       plan_->AddDelta(residence.slot.id(), hold.end() - 1, hold.pages.back().id(), group.index);
+      group.promised = -1;
     }
   }
 }
@@ -165,6 +188,7 @@ void Scheduler::PrepareStates(Request& request, Residence& residence, int32_t be
     AdjunctHold& hold = residence.holds[group.place];
     if (!hold.state) {
       hold.state = group.cache.Take();
+      group.promised = -1;
       plan_->AddDelta(residence.slot.id(), 0, hold.state.id(), group.index);
       const int32_t from = hold.from ? hold.from.page() : hold.from_loaded ? hold.from_loaded.id() : hold.from_loading;
       if (from >= 0) plan_->AddStateOp(StateKind::kCopy, group.index, from, hold.state.id());
@@ -173,8 +197,9 @@ void Scheduler::PrepareStates(Request& request, Residence& residence, int32_t be
       // The block's name is known once the tokens are; with a step in flight they may not be.
       const auto block = static_cast<size_t>(begin / page_size_ - 1);
       const bool known = block < request.hashes.size() && group.cache.Has(request.hashes[block]);
-      // A checkpoint takes no page that a running request needs.
-      if (!known && group.cache.available() > PromisedPages(group)) {
+      // A checkpoint takes no page that a running request needs; one in the middle of a prompt none that others may well go on from.
+      const bool last = int64_t{begin} + group.interval > request.known();
+      if (!known && (last || group.cache.disposable()) && group.cache.available() > PromisedPages(group)) {
         PageLease next = group.cache.Take();
         plan_->AddDelta(residence.slot.id(), 0, next.id(), group.index);
         plan_->AddStateOp(StateKind::kCopy, group.index, hold.state.id(), next.id());
@@ -262,7 +287,8 @@ void Scheduler::PublishKept(Request& request, Residence& residence, AdjunctGroup
   }
 }
 
-// It gives up what it holds: a state that stands where one can be kept is kept. REQUIRES: no step of it in flight.
+// It gives up what it holds: a state that stands where one can be kept is kept, and what the next turn goes on from is not what it left
+// behind. REQUIRES: no step of it in flight.
 void Scheduler::KeepStates(Request& request, Residence& residence) {
   if (!config_.enable_prefix_caching || request.computed == 0) return;
   for (AdjunctGroup& group : adjuncts_) {
@@ -270,6 +296,11 @@ void Scheduler::KeepStates(Request& request, Residence& residence) {
     AdjunctHold& hold = residence.holds[group.place];
     if (!hold.state || hold.state_at != request.computed || request.computed % group.interval != 0) continue;
     if (request.computed / page_size_ <= residence.prefix.depth()) (void)PublishState(request, group, request.computed, hold.state);
+  }
+  const int32_t boundary = ResumableDepth(request.hashes, residence.prefix.depth(), false);
+  for (AdjunctGroup& group : adjuncts_) {
+    const Blocks needed = NeededAt(group, boundary);
+    for (int32_t block = needed.begin; block < needed.end; ++block) group.cache.Warm(request.hashes[static_cast<size_t>(block)]);
   }
 }
 

@@ -110,10 +110,10 @@ HitCut Scheduler::CutOf(Request& request, int32_t reach) {
   if (reach >= whole) return HitCut::kNone;
   if (reach >= MatchLimit(request)) return HitCut::kReuseBound;
   if (!adjuncts_.empty()) {
-    // The full groups have more, and a window or a state to go on behind it is gone.
+    // The full groups have more, and a window or a state to go on behind it is missing.
     const int32_t limit = MatchLimit(request);
     const int32_t full = host_.Match(request.hashes, tree_.Match(request.hashes, limit).depth(), limit);
-    if (full > reach && ResumableDepth(request.hashes, full, true, &request.hit_cut_group) < full) return HitCut::kEvicted;
+    if (full > reach) return CutByGroup(request, reach, full);
   }
   if (request.fetch_timed_out) return HitCut::kStoreTimeout;
   return evicted_pages_.Contains(request.hashes[static_cast<size_t>(reach)]) ? HitCut::kEvicted : HitCut::kNew;
@@ -131,15 +131,20 @@ bool Scheduler::ParkIfComputing(Request& request) {
   } else {
     request.reach = request.hint.depth();
   }
-  if (!adjuncts_.empty()) {
+  // What the tree has: another may be computing what follows, behind a boundary that this one could resume at by then.
+  const int32_t matched = request.hint.depth();
+  // Where it could not be admitted in the best case, nobody asks how far the other groups reach: that walks its prompt.
+  if (!adjuncts_.empty() && MightAdmit(request)) {
     request.reach = ResumableDepth(request.hashes, request.reach);
-    if (request.reach < request.hint.depth()) request.hint = tree_.Rematch(request.hint, request.hashes, request.reach);
+    if (request.reach < matched) request.hint = tree_.Rematch(request.hint, request.hashes, request.reach);
   }
   const int32_t depth = request.hint.depth();
   if (depth >= limit) return false;
   // The page after what the device has, or after what the host has below it, may be on its way.
   const auto parks = [&](int32_t at) { return at < limit && inflight_prefixes_.ParkIfComputing(request, request.hashes, at, limit); };
-  if (!parks(depth) && (request.reach == depth || !parks(request.reach))) return false;
+  const bool computing = parks(depth) || (request.reach != depth && parks(request.reach)) ||
+                         (matched > depth && BoundaryBetween(depth, limit) && parks(matched));
+  if (!computing) return false;
   waiting_.erase(request.order);
   ++totals_.inflight_waits;
   return true;
@@ -177,6 +182,13 @@ bool Scheduler::CanAdmit(Request& request) {
   // A resumption needs a page more than it had, or it could be retracted again before it has made any progress.
   const int32_t growth = std::max(GrowthPages(request), request.retractions > 0 ? 1 : 0);
   return need + growth + growth_room_ <= room_;
+}
+
+bool Scheduler::MightAdmit(const Request& request) {
+  MeasureRoom();
+  const int32_t need = PagesFor(request.known()) - request.hint.depth();
+  if (need > room_ || !CanHold(request, true)) return false;
+  return (prefilling_.empty() && decoding_.empty()) || need + GrowthPages(request) + growth_room_ <= room_;
 }
 
 bool Scheduler::AdmitNext(PrefillShare& share) {
@@ -256,6 +268,7 @@ void Scheduler::AdmitRequest(Request& request) {
     request.retracted_us += now_us_ - request.retracted_since_us;
   }
   prefilling_.emplace(request.order, &request);
+  ForgetPromises();
   Apply(request, Admit{std::move(residence), std::move(claim), request.known()});
 }
 

@@ -142,7 +142,10 @@ class ExecutorModel {
     CheckLoads(plan, step);
     tiers_.Plan(plan);
     CheckStates(step);
-    for (const Row& row : step.rows) CheckWrites(row);
+    for (const Row& row : step.rows) {
+      CheckWrites(row);
+      CheckNobodyElseUses(row);
+    }
     if (!step.rows.empty()) steps_.push_back(std::move(step));
     Require((plan.mode == ForwardMode::kIdle) == (plan.num_rows() == 0), "the mode does not fit the rows");
   }
@@ -274,12 +277,26 @@ class ExecutorModel {
       }
     }
   }
+  // What a row writes, no step in flight of another stay uses.
+  void CheckNobodyElseUses(const Row& row) {
+    const auto written = groups_.PagesOf(row.groups, row.context, row.query, true);
+    for (const Step& earlier : steps_) {
+      for (const Row& other : earlier.rows) {
+        if (other.id == row.id && other.residency == row.residency && other.incarnation == row.incarnation) continue;
+        for (const auto& page : GroupPagesOf(other)) {
+          Require(std::find(written.begin(), written.end(), page) == written.end(), "a row writes a window or a state that a step in flight uses");
+        }
+      }
+    }
+  }
+  // Those of the window and recurrent groups that it surely reads or writes: a decode's context is an upper bound.
+  [[nodiscard]] std::vector<std::pair<int32_t, int32_t>> GroupPagesOf(const Row& row) const {
+    return groups_.PagesOf(row.groups, row.context, row.query - (row.extend ? 0 : config_.max_row_width - 1), false);
+  }
   void CheckGroupLoad(int32_t group, int32_t page, int64_t op, const Step& step) {
     const std::pair target{group, page};
     const auto uses = [&](const Row& row) {
-      // As above, of a decode's bound; what it reads begins earlier by as much.
-      const int32_t slack = row.extend ? 0 : std::min(row.context, 2 * (config_.max_row_width - 1));
-      const auto pages = groups_.PagesOf(row.groups, row.context - slack, row.query, false);
+      const auto pages = GroupPagesOf(row);
       return std::find(pages.begin(), pages.end(), target) != pages.end();
     };
     for (const Step& earlier : steps_) {

@@ -115,6 +115,7 @@ class Round {
       }
       config.write_policy = static_cast<WritePolicy>(Pick(0, 2));
       config.l3 = full && Chance(50);
+      if (!full) again_percent_ = 70;  // a hit needs all groups
       config.prefetch_threshold = static_cast<int32_t>(Pick(1, 2 * page_size));
       config.prefetch_timeout_us = Chance(20) ? 0 : Pick(1, 2'000);
     }
@@ -173,7 +174,7 @@ class Round {
     const int64_t longest = std::min<int64_t>(scheduler_.config().max_model_len - 1, int64_t{scheduler_.config().groups[0].num_pages} * page);
     const int64_t length = Pick(1, Chance(pressed_ ? 40 : 70) ? std::min<int64_t>(longest, 6 * page + 3) : longest);
     const int32_t family = static_cast<int32_t>(Pick(0, 2));  // few families, so that prefixes are shared
-    const int64_t shared = Chance(30) ? length : Pick(0, length);
+    const int64_t shared = Chance(again_percent_) ? length : Pick(0, length);
     for (int64_t i = 0; i < length; ++i) spec.tokens.push_back(static_cast<int32_t>(i < shared ? 1'000 * family + i : Pick(0, 3)));
     spec.max_new_tokens = Chance(50) ? Pick(1, 6) : Pick(1, 60);
     if (Chance(10)) spec.salt = "salt";
@@ -366,6 +367,7 @@ class Round {
   std::mt19937_64 random_;
   Tally& tally_;
   bool pressed_ = false;
+  int again_percent_ = 30;  // prompts that others have as well
   int good_percent_ = 85;
   Scheduler scheduler_;
   ExecutorModel executor_;
