@@ -127,8 +127,13 @@ void Scheduler::CheckAdjuncts() const {
         require(page.loading < 0 || !running || loaded.contains({owned.get(), page.loading}), who + "a page is missing that nothing brings");
         pin(page.shared);
         lease(page.own);
+        if (!page.shared || !running) continue;
+        const auto block = static_cast<size_t>(hold.begin + (&page - hold.pages.data()));
+        require(static_cast<int32_t>(block) < residence->prefix.depth(), who + "it shares a page whose block it does not pin");
+        require(page.shared.hash() == owned->hashes[block], who + "it shares the page of another block");
       }
       pin(hold.from);
+      if (hold.from && running) require(hold.from.depth() < residence->prefix.depth(), who + "it goes on from a state whose block it does not pin");
       lease(hold.state);
       lease(hold.from_loaded);
       require(hold.from_loading < 0 || !running || loaded.contains({owned.get(), hold.from_loading}), who + "its state is missing, and nothing brings it");

@@ -68,7 +68,8 @@ class Outcome(IntEnum):
 class HitCut(IntEnum):
     """Why the cache gave a prompt no more than it did, at its first admission.
 
-    NONE: it gave every full page before the last token. NEW: the next page is none that it remembers. EVICTED: it gave that page up for want of room.
+    NONE: it gave every full page before the last token. NEW: the next page is none that it remembers. EVICTED: it gave up that page, or the window
+    or state to go on behind it (RequestInfo.hit_cut_group says whose), for want of room.
     REUSE_BOUND: max_reuse_tokens. STORE_TIMEOUT: the store below did not answer in time. LOAD_FAILED: the host or the store had it, and it did not come.
     """
 

@@ -239,6 +239,13 @@ class Round {
     }
     const ExecutionPlan& plan = scheduler_.NextExecutionPlan(now_us_);
     executor_.Plan(plan);
+    for (const int32_t group : plan.write_back.group) {
+      if (group > 0) ++tally_.calls["page of a window or state copied to the host"];
+    }
+    for (size_t i = 0; i < plan.load_back.group.size(); ++i) {
+      if (plan.load_back.group[i] == 0) continue;
+      ++tally_.calls[plan.load_back.row[i] < 0 ? "page of a window or state brought up for a session" : "page of a window or state loaded for a row"];
+    }
     for (const int32_t kind : plan.state_kind) ++tally_.calls[kind == static_cast<int32_t>(StateKind::kCopy) ? "state copied" : "state zeroed"];
     AbortInPassing();
   }
