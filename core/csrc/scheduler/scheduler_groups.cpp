@@ -8,6 +8,16 @@
 
 namespace tokenspeed {
 
+namespace {
+
+// Whether the tree has more of this prompt behind `block`, of others, but not up to the next place where a state can be kept.
+bool PartBefore(PrefixTree& tree, const std::vector<PageHash>& hashes, int32_t block, int32_t interval) {
+  const int32_t shared = tree.Match(hashes, block + interval).depth();
+  return shared > block && shared < std::min(block + interval, static_cast<int32_t>(hashes.size()));
+}
+
+}  // namespace
+
 // ---- matching ----
 
 // The page index of the first block that a token at `position` reads.
@@ -197,9 +207,11 @@ void Scheduler::PrepareStates(Request& request, Residence& residence, int32_t be
       // The block's name is known once the tokens are; with a step in flight they may not be.
       const auto block = static_cast<size_t>(begin / page_size_ - 1);
       const bool known = block < request.hashes.size() && group.cache.Has(request.hashes[block]);
-      // A checkpoint takes no page that a running request needs; one in the middle of a prompt none that others may well go on from.
+      // A checkpoint takes no page that a running request needs. One in the middle of a prompt takes none either that others may well go
+      // on from, but where others' prompts part from this one before the next: there the next of them goes on.
       const bool last = int64_t{begin} + group.interval > request.known();
-      if (!known && (last || group.cache.disposable()) && group.cache.available() > PromisedPages(group)) {
+      const bool there = !known && group.cache.available() > PromisedPages(group);
+      if (there && (last || group.cache.disposable() || PartBefore(tree_, request.hashes, begin / page_size_, group.interval / page_size_))) {
         PageLease next = group.cache.Take();
         plan_->AddDelta(residence.slot.id(), 0, next.id(), group.index);
         plan_->AddStateOp(StateKind::kCopy, group.index, hold.state.id(), next.id());
@@ -225,7 +237,9 @@ AdjunctPin Scheduler::PublishPage(const Request& request, AdjunctGroup& group, i
 AdjunctPin Scheduler::PublishState(Request& request, AdjunctGroup& group, int32_t position, PageLease& page) {
   const int32_t block = position / page_size_ - 1;
   AdjunctPin pin = PublishPage(request, group, block, page);
-  if (pin && config_.write_policy == WritePolicy::kThrough) QueueCopy(group, pin.hash(), &request);
+  if (!pin) return pin;
+  if (PartBefore(tree_, request.hashes, block + 1, group.interval / page_size_)) group.cache.Warm(pin.hash());
+  if (config_.write_policy == WritePolicy::kThrough) QueueCopy(group, pin.hash(), &request);
   return pin;
 }
 

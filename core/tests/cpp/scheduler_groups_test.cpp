@@ -377,6 +377,24 @@ TEST(Groups, ALongPromptEvictsWhatItLeftBehindBeforeWhatOthersGoOnFrom) {
   harness.Drain();
 }
 
+TEST(Groups, WherePromptsPartAStateIsKeptEvenIfAnotherHasToGo) {
+  Harness harness(With({Recurrent(8, 5)}, {.pages = 400, .seqs = 1, .budget = 64}));
+  for (int64_t id = 1; id <= 6; ++id) {  // the pool is full of last boundaries
+    harness.Submit(id, Sequence(static_cast<int32_t>(1'000 * id), 9), 1);
+    harness.Drain();
+  }
+  for (int64_t id = 11; id <= 13; ++id) {
+    std::vector<int32_t> prompt = Sequence(0, 36);
+    const auto own = Sequence(static_cast<int32_t>(1'000 * id), 24);
+    prompt.insert(prompt.end(), own.begin(), own.end());
+    harness.Submit(id, prompt, 1);
+    harness.Drain();
+  }
+  EXPECT_EQ(harness.scheduler.InfoOf(11)->cached_tokens, 0);
+  EXPECT_EQ(harness.scheduler.InfoOf(12)->cached_tokens, 0) << "the first left nothing in the middle, for no page was to spare";
+  EXPECT_EQ(harness.scheduler.InfoOf(13)->cached_tokens, 32) << "the second found that others part from it there";
+}
+
 TEST(Groups, AStopFromOutsideKeepsTheStateThatAnEndFromInsideKeeps) {
   Harness harness(With({Recurrent(8, 8)}, {.budget = 16}));
   harness.Submit(1, Sequence(0, 8), 20);
