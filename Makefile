@@ -106,10 +106,11 @@ test-cpp: $(STAMPS)/build-tools $(STAMPS)/gtest ## GoogleTest suites of the sche
 test-cpp-sanitized: $(STAMPS)/build-tools $(STAMPS)/gtest ## The same under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call cpp_tests,build/cpp-sanitized,RelWithDebInfo,-DTOKENSPEED_SANITIZE=ON)
 
-fuzz: test-cpp-sanitized ## Three times a million random scheduler operations under the sanitizers (FUZZ_OPS=N)
+fuzz: test-cpp-sanitized ## Four times a million random scheduler operations under the sanitizers (FUZZ_OPS=N)
 	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS) --no-tiers --report --minimum $$(( $(FUZZ_OPS) / 1000 ))
 	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS) --report --minimum $$(( $(FUZZ_OPS) / 5000 ))
 	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS) --groups --report --minimum $$(( $(FUZZ_OPS) / 5000 ))
+	@build/cpp-sanitized/tests/cpp/fuzz_scheduler --ops $(FUZZ_OPS) --groups --tiers --report --minimum $$(( $(FUZZ_OPS) / 100000 ))
 
 # With ARGS="-k name", one half may well hold no such test: pytest's status 5.
 NONE_IS_FINE = $(if $(strip $(ARGS)), || [ $$? = 5 ])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import threading
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tokenspeed.weights.toy import TOY_CONFIG
 
 from .conftest import RunningServer
 from .stores import FileStore, MooncakeStore, RedisStore, Store, unavailable
@@ -38,10 +41,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     made.stop()
 
 
-def ask(server: RunningServer, prompt: list[int] = PROMPT) -> tuple[list[int], dict[str, Any]]:
+def ask(server: RunningServer, prompt: list[int] = PROMPT, **more: Any) -> tuple[list[int], dict[str, Any]]:
     """Greedy tokens after a prompt, and what the engine says of them."""
     sampling = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
-    answer = server.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
+    answer = server.post("/generate", {"input_ids": prompt, "sampling_params": sampling, **more})
     assert answer.status_code == 200, answer.text
     body = answer.json()
     return body["output_ids"], body["meta_info"]["request_stats"]
@@ -140,3 +143,43 @@ def test_sessions_that_come_back_after_a_tool_find_their_prefix(serve: Serve) ->
     assert tokens["on"] == tokens["off"]
     assert cached["on"] == [208] * 3
     assert sum(cached["off"]) < 208
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_session_of_a_model_with_windows_and_states_comes_back_from_the_host(
+    serve: Serve, tmp_path: Path, ranks: int
+) -> None:
+    """Issue 5, acceptance 3, through the whole server: a turn finds in every cache group what pressure moved down, and its tokens are those of no tier."""
+    types = ["full_attention", "sliding_attention", "linear_attention", "full_attention"]
+    shape = {"num_hidden_layers": 4, "layer_types": types, "sliding_window": 40, "state_interval": 32}
+    model = tmp_path / "hybrid"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(TOY_CONFIG | shape))
+    flags = ("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "512", "--block-size", "16")
+    small = ("--max-total-tokens", "512", "--max-num-seqs", "2")
+    first = [(5 * i) % 250 for i in range(200)]
+    others = [[(7 * i + j) % 250 for j in range(450)] for i in range(6)]
+    tool = [(11 * i + 3) % 250 for i in range(40)]
+    parallel = ("--tensor-parallel-size", "2") if ranks == 2 else ()
+    tokens: dict[str, list[list[int]]] = {}
+    for name, more in (("off", ("--no-enable-prefix-caching",)), ("on", (*small, "--kvstore-ratio", "12", *parallel))):
+        server = serve(str(model), *flags, *more)
+        kept = {"session_id": "run-17", "retain_s": 600} if name == "on" else {}
+        answer, _ = ask(server, first, **kept)
+        tokens[name] = [answer, *(ask(server, prompt)[0] for prompt in others)]
+        if name == "on":
+            server.wait_for(lambda m: m['host_pages{state="moving"}'] == 0 and m["num_requests_running"] == 0, 60)
+            reply = server.post("/v1/sessions/run-17/prefetch")
+            assert reply.status_code == 200, reply.text
+            assert reply.json()["pages"] > 0
+        again, stats = ask(server, first + answer + tool)
+        tokens[name].append(again)
+        if name == "on":
+            assert stats["cached_tokens"] == 192, "the last multiple of the states' interval and of the block"
+            groups = ('group="0",kind="full"', 'group="1",kind="window"', 'group="2",kind="recurrent"')
+            names = [f'group_pages_moved_total{{{group},operation="write_back"}}' for group in groups]
+            back = f'group_pages_moved_total{{{groups[0]},operation="load_back"}}'
+            server.wait_for(lambda m, names=names, back=back: all(m[name] > 0 for name in [*names, back]), 60)
+        server.stop()
+    assert tokens["on"] == tokens["off"]
+    assert len({tuple(each) for each in tokens["on"]}) == len(tokens["on"]), "the model tells prompts apart"

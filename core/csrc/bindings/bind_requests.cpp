@@ -122,6 +122,7 @@ void BindRequests(py::module_& module) {
       .def_readonly("host_tokens", &RequestInfo::host_tokens)
       .def_readonly("storage_tokens", &RequestInfo::storage_tokens)
       .def_readonly("hit_cut", &RequestInfo::hit_cut)
+      .def_readonly("hit_cut_group", &RequestInfo::hit_cut_group)
       .def_readonly("retractions", &RequestInfo::retractions)
       .def_readonly("queued_us", &RequestInfo::queued_us)
       .def_readonly("first_scheduled_us", &RequestInfo::first_scheduled_us)

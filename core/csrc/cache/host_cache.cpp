@@ -38,13 +38,13 @@ int32_t HostCache::Match(std::span<const PageHash> hashes, int32_t depth, int32_
 HostPin HostCache::Arrive(const PageHash& hash, const PageHash& parent, int32_t depth, int64_t transfer) {
   assert(Find(hash) == nullptr);
   // The parent counts its child before a page is sought, or it could be the one to go.
-  HostEntry* above = depth > 0 ? FindEntry(parent) : nullptr;
+  HostEntry* above = HasParent(depth) ? FindEntry(parent) : nullptr;
   if (above != nullptr && ++above->children_ == 1) Unlist(*above);
   if (pool_.available() == 0 && !EvictOne()) {
     if (above != nullptr && --above->children_ == 0) Enlist(*above);
     return {};
   }
-  if (depth > 0 && above == nullptr) ++orphans_[parent];
+  if (HasParent(depth) && above == nullptr) ++orphans_[parent];
 
   auto owned = std::make_unique<HostEntry>();
   HostEntry& entry = *owned;
@@ -70,7 +70,7 @@ void HostCache::Land(const HostPin& pin) {
   if (entry.state_ != HostEntry::State::kArriving) return;  // forgotten by a flush meanwhile
   entry.state_ = HostEntry::State::kReady;
   ++ready_;
-  events_.Stored(KvMedium::kHost, entry.hash_, entry.parent_, entry.depth_);
+  events_.Stored(KvMedium::kHost, entry.hash_, entry.parent_, entry.depth_, 0, {}, group_);
 }
 
 HostPin HostCache::Pin(const PageHash& hash) noexcept {
@@ -146,10 +146,10 @@ std::unique_ptr<HostEntry> HostCache::Unmap(HostEntry& entry, bool record) noexc
   Unlist(entry);
   if (entry.ready()) {
     --ready_;
-    if (record) events_.Removed(KvMedium::kHost, entry.hash_, entry.depth_);
+    if (record) events_.Removed(KvMedium::kHost, entry.hash_, entry.depth_, group_);
   }
   if (entry.children_ > 0) orphans_[entry.hash_] = entry.children_;
-  if (entry.depth_ > 0) {
+  if (HasParent(entry.depth_)) {
     if (HostEntry* parent = FindEntry(entry.parent_); parent != nullptr) {
       if (--parent->children_ == 0 && Cold(*parent)) {
         // Used together with this child: as cold as that was. Used later: behind the others.
@@ -211,7 +211,7 @@ void HostCache::CheckIntegrity(const std::unordered_map<int32_t, int32_t>& pins)
 
   std::unordered_map<PageHash, int32_t, PageHashHasher> children;
   for (const auto& [hash, entry] : entries_) {
-    if (entry->depth_ > 0) ++children[entry->parent_];
+    if (HasParent(entry->depth_)) ++children[entry->parent_];
   }
   int32_t ready = 0, pinned = 0;
   size_t cold_seen = 0;

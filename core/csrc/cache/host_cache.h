@@ -11,7 +11,8 @@
 //   * only Ready pages match; a page with a pin (a transfer reads or writes it) is neither evicted nor used again;
 //   * the two LRU lists hold exactly the Ready pages without a pin and without a child on the host, the coldest first: a prefix never
 //     loses a page before those that build on it. Those of sessions stand in one of their own, from which nothing is taken before the
-//     other is empty;
+//     other is empty. Pages of a window or recurrent group build on none of their group, so such a cache is flat: nobody is another's
+//     child;
 //   * a discarded page that is still pinned is found by nobody, and its id is given back with the last pin.
 //
 // Cost: a lookup a page; Evict is O(1).
@@ -99,9 +100,12 @@ class HostPin {
   HostEntry* entry_ = nullptr;
 };
 
+enum class HostOrder { kChained, kFlat };
+
 class HostCache {
  public:
-  HostCache(int32_t pages, KvEventLog& events) : pool_(pages), events_(events), entries_(static_cast<size_t>(pages)) {}
+  HostCache(int32_t pages, KvEventLog& events, int32_t group = 0, HostOrder order = HostOrder::kChained)
+      : pool_(pages), events_(events), group_(group), chained_(order == HostOrder::kChained), entries_(static_cast<size_t>(pages)) {}
   HostCache(const HostCache&) = delete;
   HostCache& operator=(const HostCache&) = delete;
 
@@ -113,6 +117,10 @@ class HostCache {
   [[nodiscard]] const HostEntry* Find(const PageHash& hash) const noexcept;
   // It will be looked up soon, among many.
   [[gnu::always_inline]] void Warm(const PageHash& hash) const noexcept { entries_.Warm(hash); }
+  [[nodiscard]] bool Ready(const PageHash& hash) const noexcept {
+    const HostEntry* entry = Find(hash);
+    return entry != nullptr && entry->ready();
+  }
   // A hint from before the last discard may pass over a hole.
   [[nodiscard]] uint64_t discards() const noexcept { return discards_; }
 
@@ -148,6 +156,8 @@ class HostCache {
 
  private:
   friend class HostPin;
+  // Whether it counts as a child of the page before it.
+  [[nodiscard]] bool HasParent(int32_t depth) const noexcept { return chained_ && depth > 0; }
   [[nodiscard]] HostEntry* FindEntry(const PageHash& hash) const noexcept;
   bool EvictOne();
   void Discard(HostEntry& entry, bool record = true) noexcept;
@@ -161,8 +171,10 @@ class HostCache {
 
   HostPagePool pool_;  // declared before the entries, which hold its leases
   KvEventLog& events_;
+  const int32_t group_;
+  const bool chained_;
   PageMap<std::unique_ptr<HostEntry>> entries_;
-  // Known pages whose parent is not known here, by the parent.
+  // Known pages whose parent is not known here, by the parent. None in a flat cache.
   std::unordered_map<PageHash, int32_t, PageHashHasher> orphans_;
   std::vector<std::unique_ptr<HostEntry>> discarded_;  // still pinned
   IntrusiveList<HostEntry, HostLruTag> lru_;

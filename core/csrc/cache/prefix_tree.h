@@ -169,6 +169,16 @@ class PrefixTree {
   void Unkeep(std::span<const PageHash> hashes, int32_t from) noexcept;
   void SetNow(int64_t now_us) noexcept { now_us_ = now_us; }
 
+  // visit(hash) for up to `pages` of the pages that would be evicted next, in that order as far as it is known.
+  template <class Visit>
+  void VisitCold(int32_t pages, Visit&& visit) {
+    const auto look = [&](PrefixNode& leaf) {
+      for (int32_t index = leaf.end() - 1; index >= leaf.begin() && pages > 0; --index, --pages) visit(leaf.hash_at(index));
+      return pages > 0;
+    };
+    if (pages > 0) lru_.VisitWhile(look);
+    if (pages > 0) kept_.VisitWhile(look);
+  }
   // Looks at up to `pages` of the pages that would be evicted next. A pin for each leaf on which `wanted(hash)` holds for one of
   // them, with the index of the first such page.
   struct ColdRun {

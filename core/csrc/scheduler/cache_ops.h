@@ -4,13 +4,17 @@
 //             <--load back---        <--prefetch---  (asked first by a lookup)
 //
 // A page in transfer belongs to its transfer: on the device by a pin of its path (write back) or by its lease (load back), on the host
-// by a HostPin. So it is neither evicted nor used again before the answer, whatever becomes of the request that wanted it.
+// by a HostPin. Pages of window and recurrent groups have ops of their own, each of one group: on the device a pin of their cache or a
+// lease. So it is neither evicted nor used again before the answer, whatever becomes of the request that wanted it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "cache/adjunct_cache.h"
 #include "cache/host_cache.h"
 #include "cache/page_hash.h"
 #include "cache/page_pool.h"
@@ -24,6 +28,7 @@ struct RequestKey {
   int64_t id = -1;
   uint64_t arrival = ~uint64_t{0};  // of no request
   int64_t session = -1;             // a session that is brought up, and no request
+  friend bool operator==(const RequestKey&, const RequestKey&) = default;
 };
 
 struct WriteBackOp {
@@ -42,6 +47,23 @@ struct LoadBackOp {
   std::vector<int32_t> tokens;  // of `hashes`, where events tell of them
   int64_t adapter = 0;
   PrefixClaim claim;
+  int64_t session = -1;  // to be brought up in the other groups as well
+};
+struct AdjunctWriteOp {
+  RequestKey owner;
+  size_t place;  // of the group among the window and recurrent ones
+  std::vector<AdjunctPin> device;
+  std::vector<HostPin> host;
+};
+struct AdjunctLoadOp {
+  RequestKey owner;
+  size_t place;
+  std::vector<int32_t> blocks;  // that the pages belong to; a state to the last one before it
+  std::vector<HostPin> host;
+  std::vector<PageLease> device;
+  // Without a request (a session brought up): keeps the blocks, and names them and those before.
+  NodePin pin;
+  std::vector<std::pair<PageHash, PageHash>> hashes;
 };
 struct LookupOp {
   RequestKey owner;
@@ -56,7 +78,7 @@ struct PrefetchOp {
 struct StoreOp {
   std::vector<HostPin> host;
 };
-using CacheOp = std::variant<WriteBackOp, LoadBackOp, LookupOp, PrefetchOp, StoreOp>;
+using CacheOp = std::variant<WriteBackOp, LoadBackOp, AdjunctWriteOp, AdjunctLoadOp, LookupOp, PrefetchOp, StoreOp>;
 
 [[nodiscard]] inline int32_t PagesOf(const CacheOp& op) {
   return std::visit(

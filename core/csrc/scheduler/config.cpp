@@ -56,8 +56,8 @@ void ValidateGroup(const SchedulerConfig& config, size_t index) {
       }
       break;
   }
-  if (group.host_pages != 0 || config.has_host_tier()) {
-    Refuse(name + ".kind", static_cast<int64_t>(group.kind), "the host tier serves full groups alone; give the host no pages");
+  if (config.l3) {
+    Refuse(name + ".kind", static_cast<int64_t>(group.kind), "the store below the host tier serves models with full groups alone; unset l3");
   }
 }
 
@@ -85,11 +85,12 @@ void SchedulerConfig::Validate() const {
   InRange("prefetch_threshold", prefetch_threshold, 1, kMax);
   InRange("prefetch_timeout_us", prefetch_timeout_us, 0, 3'600'000'000);
   InRange("retain_percent", retain_percent, 0, 100);
-  if (has_host_tier() && !enable_prefix_caching) {
-    throw std::invalid_argument("groups[0].host_pages is " + std::to_string(groups[0].host_pages) +
-                                " without prefix caching; the host keeps prefixes: enable it, or give the host no pages");
+  for (size_t index = 0; index < groups.size() && !enable_prefix_caching; ++index) {
+    if (groups[index].host_pages == 0) continue;
+    Refuse("groups[" + std::to_string(index) + "].host_pages", groups[index].host_pages,
+           "without prefix caching it must be 0, for the host keeps prefixes: enable that, or give the host no pages");
   }
-  if (l3 && !has_host_tier()) {
+  if (l3 && groups[0].host_pages == 0) {
     throw std::invalid_argument("l3 is set and groups[0].host_pages is 0; a store is reached through host pages: give the host some");
   }
 }

@@ -18,7 +18,7 @@ struct CacheGroupConfig {
   int32_t page_size = 16;  // tokens; window groups as group 0, recurrent ones a multiple of it
   int32_t num_pages = 0;   // full groups as group 0: they share their page ids
   CacheGroupKind kind = CacheGroupKind::kFull;
-  int32_t host_pages = 0;  // 0: no host tier
+  int32_t host_pages = 0;  // 0: no host tier of this group; full groups as group 0
   int32_t window = 0;      // tokens; of window groups
 };
 
@@ -82,7 +82,9 @@ struct SchedulerConfig {
     const auto size = std::upper_bound(step_sizes.begin(), step_sizes.end(), tokens);
     return size == step_sizes.begin() ? 0 : *(size - 1);
   }
-  [[nodiscard]] bool has_host_tier() const { return groups[0].host_pages > 0; }
+  [[nodiscard]] bool has_host_tier() const {
+    return std::any_of(groups.begin(), groups.end(), [](const CacheGroupConfig& group) { return group.host_pages > 0; });
+  }
   // Pages of a window group that a request needs at most to go on token by token, with the steps that may be in flight.
   [[nodiscard]] int32_t WindowPages(const CacheGroupConfig& group) const {
     const int32_t span = group.window - 1 + max_row_width * (1 + overlap_depth);

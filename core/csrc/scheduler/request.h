@@ -79,7 +79,7 @@ struct Request : PrefixWaiter {
 
   // Transfers between the tiers.
   int32_t writes = 0;              // copies to the host that were begun for it and have not ended
-  int64_t load_op = -1;            // brings its prefix back from the host
+  std::vector<int64_t> load_ops;   // bring its prefix back from the host, one for each group, and have not ended
   bool load_unsettled = false;     // the row that reads what it brings was not advanced yet
   bool load_failed = false;        // it failed before that row was advanced
   int32_t first_load_tokens = 0;   // what it brings counts as a hit of the first admission
@@ -99,6 +99,7 @@ struct Request : PrefixWaiter {
   int32_t host_tokens = 0;     // of those, loaded back from the host
   int32_t storage_tokens = 0;  // of those, brought by the store below for this request
   HitCut hit_cut = HitCut::kNone;  // why there were no more
+  int32_t hit_cut_group = 0;       // the cache group that had no more
   bool fetch_timed_out = false;
   int32_t retractions = 0;
   int64_t queued_us = 0;
@@ -109,6 +110,7 @@ struct Request : PrefixWaiter {
   // Last, so that it goes first: a claim in it names the hashes above.
   RequestState state;
 
+  [[nodiscard]] bool loading() const noexcept { return !load_ops.empty(); }
   [[nodiscard]] int32_t known() const noexcept { return prompt_tokens + output_tokens; }
   [[nodiscard]] int32_t upper() const noexcept { return computed + inflight_tokens; }
   [[nodiscard]] int32_t outputs_upper() const noexcept { return output_tokens + inflight_outputs; }

@@ -47,7 +47,7 @@ inline constexpr size_t kRowRefusalCount = 5;
 enum class HitCut : int32_t {
   kNone = 0,        // it gave every full page before the last token
   kNew,             // the next page is none that it remembers
-  kEvicted,         // it had the next page, and gave it up for want of room
+  kEvicted,         // it had the next page, or the window or state to go on behind it, and gave it up for want of room
   kReuseBound,      // max_reuse_tokens: prompt log probabilities are computed
   kStoreTimeout,    // the store below did not answer in time
   kLoadFailed,      // the host or the store had it, and it did not come
@@ -117,6 +117,7 @@ struct RequestInfo {
   int32_t host_tokens = 0;    // of those, loaded back from the host
   int32_t storage_tokens = 0;  // of those, brought by the store below for this request
   HitCut hit_cut = HitCut::kNone;  // why there were no more
+  int32_t hit_cut_group = 0;       // the cache group that had no more, where one had not: 0 but where a window or a state was missing
   int32_t retractions = 0;
   int64_t queued_us = 0;
   int64_t first_scheduled_us = -1;  // -1: not yet

@@ -29,10 +29,11 @@ Scheduler::Scheduler(SchedulerConfig config)
       pages_(config_.groups[0].num_pages),
       slots_(config_.max_num_seqs),
       host_(config_.groups[0].host_pages, events_),
+      tiers_(config_.has_host_tier()),
       evicted_pages_(int64_t{config_.groups[0].num_pages} + config_.groups[0].host_pages),
       occupancy_(static_cast<size_t>(config_.max_num_seqs), 0) {
   for (size_t index = 1; index < config_.groups.size(); ++index) {
-    if (config_.groups[index].kind != CacheGroupKind::kFull) adjuncts_.emplace_back(config_, index, adjuncts_.size());
+    if (config_.groups[index].kind != CacheGroupKind::kFull) adjuncts_.emplace_back(config_, index, adjuncts_.size(), events_);
   }
   for (ExecutionPlan& plan : plans_) plan.Reserve(config_);
   decoding_.reserve(static_cast<size_t>(config_.max_num_seqs));
@@ -142,6 +143,7 @@ std::vector<SubmitResult> Scheduler::SubmitRequests(std::vector<RequestSpec> spe
 // ---- going ----
 
 void Scheduler::ForgetRunning(Request& request) {
+  ForgetPromises();
   if (request.row < 0) {
     prefilling_.erase(request.order);
   } else {
@@ -175,8 +177,8 @@ void Scheduler::Finish(Request& request, FinishReason reason) {
 }
 
 void Scheduler::EndNow(Request& request, FinishReason reason) {
-  RetainSession(request, reason);
   if (!adjuncts_.empty()) KeepStates(request, *ResidenceOf(request.state));
+  RetainSession(request, reason);
   if (request.writes > 0) {
     Apply(request, EndWriting{reason});
     request.DropTokens();
@@ -210,7 +212,10 @@ AbortRefusal Scheduler::AbortRequest(int64_t id, FinishReason reason) {
     if (!Apply(request, AbortInFlight{reason})) return before == StateName::kAborting ? AbortRefusal::kAborting : AbortRefusal::kFinished;
     if (before != StateName::kRetracting) ForgetRunning(request);
   } else {
-    if (ResidenceOf(request.state) != nullptr) RetainSession(request, reason);
+    if (Residence* residence = ResidenceOf(request.state); residence != nullptr) {
+      if (!adjuncts_.empty()) KeepStates(request, *residence);
+      RetainSession(request, reason);
+    }
     if (!Apply(request, Abort{reason})) return AbortRefusal::kFinished;
     inflight_prefixes_.Unpark(request);
     const bool running = before == StateName::kPrefilling || before == StateName::kPrefillDone || before == StateName::kDecoding;
@@ -242,9 +247,9 @@ PageLease Scheduler::TakePage() {
   return std::move(evicted.page);
 }
 
-PrefixTree::Evicted Scheduler::EvictOne() {
+PrefixTree::Evicted Scheduler::EvictOne(bool record) {
   PrefixTree::Evicted evicted = tree_.EvictOne();
-  for (AdjunctGroup& group : adjuncts_) group.cache.Drop(evicted.hash);
+  for (AdjunctGroup& group : adjuncts_) group.cache.Drop(evicted.hash, record);
   return evicted;
 }
 
@@ -261,14 +266,19 @@ int32_t Scheduler::FlushCache() {
   const int32_t host = host_.ready();
   const bool all = device == tree_.pages();
   for (int32_t i = 0; i < device; ++i) {
-    const PrefixTree::Evicted evicted = EvictOne();
+    const PrefixTree::Evicted evicted = EvictOne(!all);
     if (!all) events_.Removed(KvMedium::kDevice, evicted.hash, evicted.depth);
   }
   while (!sessions_.empty()) ForgetSession(session_ends_.begin()->second);
   host_.Flush(!all);
+  for (AdjunctGroup& group : adjuncts_) group.cache.DropIdle(!all);
+  bool any = device + host > 0;
+  for (AdjunctGroup& group : adjuncts_) {
+    any = any || group.host.ready() > 0;
+    group.host.Flush(!all);
+  }
   evicted_pages_.Clear();
-  for (AdjunctGroup& group : adjuncts_) group.cache.ForgetEvicted();
-  if (all && device + host > 0) events_.Cleared();
+  if (all && any) events_.Cleared();
   return device + host;
 }
 
@@ -299,6 +309,7 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
   plan_->Clear(id);
   ++totals_.plans;
   room_measured_ = false;
+  ForgetPromises();
   admissions_before_plan_ = admissions_;
 
   steps_.push_back({id, {}});
@@ -342,6 +353,7 @@ const ExecutionPlan& Scheduler::NextExecutionPlan(int64_t now_us) {
     steps_.pop_back();
   }
   step_ = nullptr;
+  ForgetPromises();
   return *plan_;
 }
 
@@ -353,7 +365,7 @@ void Scheduler::AddRow(Request& request, Residence& residence, int32_t tokens, b
   plan_->query_lens.Push(tokens);
   plan_->flags.Push((samples ? kSamples : 0) | (request.new_in_slot ? kNewInSlot : 0));
   plan_->output_lens.Push(request.outputs_upper());
-  const bool loads = request.new_in_slot && residence.loading > 0;
+  const bool loads = request.new_in_slot && request.loading();
   request.new_in_slot = false;
   ++request.inflight_rows;
   request.inflight_tokens += tokens;

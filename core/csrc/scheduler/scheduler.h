@@ -10,7 +10,7 @@
 //     free in the pool | cached in the tree | in the tail of one residence | deferred until a step in flight has ended |
 //     in a load back
 //
-// and so is every page of a window or recurrent group: free | in its AdjunctCache | in one residence | deferred.
+// and so is every page of a window or recurrent group: free | in its AdjunctCache | in one residence | deferred | in a load back.
 //
 // A plan costs O(rows + changes): nothing in it walks the cached pages, the context of a row or the queue.
 #pragma once
@@ -105,8 +105,8 @@ class Scheduler {
   [[nodiscard]] int64_t cache_ops_in_flight() const noexcept { return static_cast<int64_t>(ops_.size()); }
   // Transfers decided on that stand in no plan yet.
   [[nodiscard]] int64_t cache_ops_pending() const noexcept {
-    return static_cast<int64_t>(pending_writes_.size() + pending_lookups_.size() + pending_prefetches_.size() + pending_stores_.size() +
-                                pending_sessions_.size());
+    return static_cast<int64_t>(pending_writes_.size() + pending_copies_.size() + pending_lookups_.size() + pending_prefetches_.size() +
+                                pending_stores_.size() + pending_sessions_.size());
   }
   [[nodiscard]] int32_t plans_in_flight() const noexcept { return static_cast<int32_t>(steps_.size()); }
   [[nodiscard]] const SchedulerConfig& config() const noexcept { return config_; }
@@ -128,16 +128,19 @@ class Scheduler {
     bool filled = false;    // with most of the prompt tokens that it could have
   };
 
-  // A window or recurrent group. REQUIRES of its cache: an entry exists only while the tree has its block.
+  // A window or recurrent group. REQUIRES of its cache: an entry exists only while the tree has its block. A page on the host may outlive
+  // its block, which may come back: it is found by matches alone, and leaves as the coldest.
   struct AdjunctGroup {
-    AdjunctGroup(const SchedulerConfig& config, size_t group, size_t at)
+    AdjunctGroup(const SchedulerConfig& config, size_t group, size_t at, KvEventLog& events)
         : index(static_cast<int32_t>(group)),
           place(at),
           kind(config.groups[group].kind),
           window(config.groups[group].window),
           interval(config.groups[group].page_size),
           steady(kind == CacheGroupKind::kWindow ? config.WindowPages(config.groups[group]) : 1),
-          cache(config.groups[group].num_pages) {}
+          cache(config.groups[group].num_pages, &events, index),
+          host(config.groups[group].host_pages, events, index, HostOrder::kFlat) {}
+    [[nodiscard]] bool Has(const PageHash& hash, bool or_host) const noexcept { return cache.Has(hash) || (or_host && host.Ready(hash)); }
     int32_t index;  // of the config's groups
     size_t place;   // of a residence's holds
     CacheGroupKind kind;
@@ -145,6 +148,13 @@ class Scheduler {
     int32_t interval;  // tokens between two states that can be kept
     int32_t steady;    // pages that a request needs at most to go on token by token
     AdjunctCache cache;
+    HostCache host;
+    mutable int32_t promised = -1;  // PromisedPages within the plan being made; -1: not measured
+  };
+  // Blocks [begin, end).
+  struct Blocks {
+    int32_t begin, end;
+    [[nodiscard]] int32_t count() const noexcept { return end - begin; }
   };
 
   // ---- scheduler.cpp: requests come and go ----
@@ -193,13 +203,15 @@ class Scheduler {
   // Refreshes the hint; true where the request waits for a prefix being computed (and has left the queue).
   bool ParkIfComputing(Request& request);
   [[nodiscard]] bool CanAdmit(Request& request);
+  // Whether it might be, were all of its prefix there that the hint says.
+  [[nodiscard]] bool MightAdmit(const Request& request);
   void AdmitRequest(Request& request);
   // Begins to bring pages [from, to) of its prefix back from the host.
   void LoadBack(Request& request, Residence& residence, int32_t from, int32_t to);
   void MeasureRoom();
   [[nodiscard]] int32_t MatchLimit(const Request& request) const;
-  // Why its prefix in the cache ends after `reach` pages.
-  [[nodiscard]] HitCut CutOf(const Request& request, int32_t reach);
+  // Why its prefix in the cache ends after `reach` pages; sets the group that ends it.
+  [[nodiscard]] HitCut CutOf(Request& request, int32_t reach);
   [[nodiscard]] int32_t GrowthPages(const Request& request) const;
 
   // ---- scheduler_advance.cpp ----
@@ -211,26 +223,50 @@ class Scheduler {
 
   // ---- scheduler_groups.cpp: window and recurrent groups ----
   [[nodiscard]] int32_t WindowBegin(const AdjunctGroup& group, int32_t position) const;
-  [[nodiscard]] int32_t LongestBoundary(const AdjunctGroup& group, const std::vector<PageHash>& hashes, int32_t depth) const;
-  // The longest boundary, at most `depth` blocks, at which every group can go on.
-  [[nodiscard]] int32_t ResumableDepth(const std::vector<PageHash>& hashes, int32_t depth) const;
-  // Whether some boundary in (from, depth] could be resumed if nothing had been evicted.
-  [[nodiscard]] bool WasResumable(const std::vector<PageHash>& hashes, int32_t from, int32_t depth) const;
+  // The blocks whose pages a request needs to go on at that boundary.
+  [[nodiscard]] Blocks NeededAt(const AdjunctGroup& group, int32_t boundary) const;
+  [[nodiscard]] int32_t LongestBoundary(const AdjunctGroup& group, const std::vector<PageHash>& hashes, int32_t depth, bool or_host) const;
+  // The longest boundary, at most `depth` blocks, at which every group can go on by what the device has, or the host. `cut_by`: set to
+  // the group that cut it last.
+  [[nodiscard]] int32_t ResumableDepth(const std::vector<PageHash>& hashes, int32_t depth, bool or_host = true, int32_t* cut_by = nullptr) const;
   [[nodiscard]] int32_t SteadyPages(const AdjunctGroup& group, const Request& request) const;
   [[nodiscard]] int32_t OwedPages(const AdjunctGroup& group, const Request& request) const;
   [[nodiscard]] int32_t PromisedPages(const AdjunctGroup& group) const;
-  [[nodiscard]] bool CanHold(const Request& request) const;
-  void Hold(const Request& request, Residence& residence);
+  void ForgetPromises() noexcept {
+    for (AdjunctGroup& group : adjuncts_) group.promised = -1;
+  }
+  [[nodiscard]] bool CanHold(const Request& request, bool at_best = false) const;
+  // Whether every group may come to have a boundary between the two, in blocks.
+  [[nodiscard]] bool BoundaryBetween(int32_t depth, int32_t limit) const;
+  [[nodiscard]] HitCut CutByGroup(Request& request, int32_t reach, int32_t full);
+  void Hold(Request& request, Residence& residence, int32_t boundary);
   [[nodiscard]] int32_t LackingPages(const AdjunctGroup& group, const Residence& residence, int32_t end) const;
   [[nodiscard]] int32_t ReachIn(const AdjunctGroup& group, const Request& request, const Residence& residence) const;
   [[nodiscard]] int32_t ChunkBound(const Request& request, const Residence& residence, int32_t begin) const;
   void GrowHolds(Residence& residence, int32_t end);
   void PrepareStates(Request& request, Residence& residence, int32_t begin, int32_t tokens);
+  [[nodiscard]] AdjunctPin PublishPage(const Request& request, AdjunctGroup& group, int32_t block, PageLease& page);
+  [[nodiscard]] AdjunctPin PublishState(Request& request, AdjunctGroup& group, int32_t position, PageLease& page);
   void PublishHolds(Request& request, Residence& residence, int32_t first, int32_t full);
+  void PublishKept(Request& request, Residence& residence, AdjunctGroup& group);
   void SettleHolds(Request& request, Residence& residence);
+  void SettleWindow(Request& request, Residence& residence, AdjunctGroup& group);
   void KeepStates(Request& request, Residence& residence);
   [[nodiscard]] int32_t HeldAlone(const AdjunctGroup& group, const Residence& residence) const;
   void CheckAdjuncts() const;
+  // ---- scheduler_group_tiers.cpp: their pages on the host ----
+  // Copies the page of that block to the host, from the next plan on, where the device has it and the host has not.
+  void QueueCopy(AdjunctGroup& group, const PageHash& hash, Request* owner);
+  // The same for all that a request needs to go on at that boundary; `alone`: but what others use.
+  void QueueCopies(Request& request, int32_t boundary, const Residence* alone);
+  void QueueColdCopies(int32_t cold_blocks);
+  void BeginCopies();
+  // Pages of this group in transfer that no running request will have afterwards.
+  [[nodiscard]] int32_t PagesLeavingIn(const AdjunctGroup& group) const;
+  void LoadHolds(Request& request, Residence& residence, AdjunctGroup& group, std::vector<int32_t> blocks);
+  void LoadsEnded(Request& request, Residence& residence);
+  void Answer(int64_t id, AdjunctWriteOp& op, int32_t pages);
+  void Answer(int64_t id, AdjunctLoadOp& op, int32_t pages);
 
   // ---- scheduler_cache.cpp: transfers between the tiers ----
   [[nodiscard]] Request* Find(const RequestKey& key) const;
@@ -246,6 +282,8 @@ class Scheduler {
   void BeginPrefetches();
   void BeginStores();
   void QueueColdWrites();
+  // The pages of an op of its load have come, or not.
+  void LoadAnswered(Request& request, Residence& residence, bool failed);
   void Answer(int64_t id, WriteBackOp& op, int32_t pages);
   void Answer(int64_t id, LoadBackOp& op, int32_t pages);
   void Answer(int64_t id, LookupOp& op, int32_t pages);
@@ -256,6 +294,7 @@ class Scheduler {
   struct Session {
     std::vector<PageHash> hashes;  // of its last turn
     std::vector<int32_t> tokens;   // of those pages, where events tell of them
+    int32_t boundary;              // pages: where the next turn can go on, in all groups
     PageHash tenant;               // whose pages it can share: salt and adapter
     int64_t adapter;
     int64_t until_us;
@@ -266,6 +305,8 @@ class Scheduler {
     std::set<std::pair<int64_t, int64_t>> ends;  // of these, as session_ends_
   };
   [[nodiscard]] int64_t RetainBound() const noexcept;
+  // Of the pages of a pool, what sessions may keep.
+  [[nodiscard]] int64_t ShareOf(int32_t pages) const noexcept { return int64_t{pages} * config_.retain_percent / 100; }
   // Whether a session of so many pages may be kept if others give way.
   [[nodiscard]] bool FitsAmongSessions(const PageHash& tenant, int64_t pages) const;
   // The session that gives way for the new one, which is itself the answer where its tenant has no other.
@@ -278,6 +319,15 @@ class Scheduler {
   void BeginSessionLoads();
   // From the next plan on. The pages that it lacks.
   int32_t QueueSessionLoad(int64_t id);
+  static constexpr int64_t kSessionPatienceUs = 1'000'000;  // what a prefetch waits for room before it takes what there is
+  // Whether the pages of windows and the state at its boundary, of which it needs so many, are a share that sessions may keep.
+  [[nodiscard]] bool MayKeep(const AdjunctGroup& group, int32_t boundary) const;
+  [[nodiscard]] bool SessionsKeepTooMuch() const;
+  void KeepHolds(const Session& session, bool kept);
+  // Pages of windows and states that the device lacks and the host has; 0 where one cannot be had.
+  [[nodiscard]] int32_t HoldsLacking(const Session& session) const;
+  // Whether that was begun, or will not be; else there is no room for it now.
+  bool LoadSessionHolds(const Session& session, const PrefixTree::Position& position);
   struct PendingSession {
     int64_t id;
     int32_t pages;  // that it lacked when it was asked for
@@ -298,7 +348,7 @@ class Scheduler {
   [[nodiscard]] int32_t Available() const noexcept { return pages_.available() + tree_.evictable(); }
   // REQUIRES: Available() > 0.
   [[nodiscard]] PageLease TakePage();
-  PrefixTree::Evicted EvictOne();
+  PrefixTree::Evicted EvictOne(bool record = true);
   void GrowTail(Residence& residence, int32_t pages);
   void AddRow(Request& request, Residence& residence, int32_t tokens, bool samples, bool extend);
 
@@ -311,7 +361,8 @@ class Scheduler {
   KvEventLog events_;
   PagePool pages_;
   SlotPool slots_;
-  HostCache host_;
+  HostCache host_;  // of the full groups
+  const bool tiers_;  // some group has host pages
   std::deque<AdjunctGroup> adjuncts_;  // a deque: they stay where they are
   EvictedPages evicted_pages_;
   PrefixTree tree_;
@@ -342,7 +393,13 @@ class Scheduler {
     int32_t begin;
     int32_t end;
   };
+  struct PendingCopy {
+    RequestKey owner;
+    size_t place;
+    std::vector<AdjunctPin> pages;
+  };
   std::vector<PendingWrite> pending_writes_;
+  std::vector<PendingCopy> pending_copies_;  // of windows and states
   std::vector<PendingFetch> pending_lookups_;
   std::vector<PendingFetch> pending_prefetches_;
   std::deque<PageHash> pending_stores_;

@@ -89,6 +89,7 @@ void Scheduler::LastStepEnded(Request& request, StateName name) {
     return;
   }
   const auto* aborting = std::get_if<Aborting>(&request.state);
+  if (!adjuncts_.empty()) KeepStates(request, *ResidenceOf(request.state));
   RetainSession(request, aborting != nullptr ? aborting->reason : std::get<Draining>(request.state).reason);
   if (name == StateName::kDraining && request.writes > 0) {
     Apply(request, StepEndedWriting{});
@@ -109,7 +110,7 @@ RowRefusal Scheduler::Settle(Request& request, const StepRow& row, int32_t count
 
   if (row.loads) {
     const bool told = outcome == static_cast<int32_t>(Outcome::kReload);
-    if (request.load_failed || (told && request.load_op >= 0)) {
+    if (request.load_failed || (told && request.loading())) {
       Reload(request);
       return told ? RowRefusal::kNone : RowRefusal::kLate;
     }
@@ -149,16 +150,16 @@ RowRefusal Scheduler::Settle(Request& request, const StepRow& row, int32_t count
 void Scheduler::Publish(Request& request, Residence& residence) {
   const int32_t full = request.computed / page_size_;
   const int32_t first = residence.prefix.depth();
-  if (full <= first || residence.loading > 0) return;  // what comes back from the host is published first
+  if (full <= first || request.loading() || request.load_failed) return;  // what comes back from the host is published first
   request.ExtendHashes(page_size_);
   const auto count = static_cast<size_t>(full - first);
   const std::span<const PageHash> hashes(request.hashes.data() + first, count);
   tree_.Publish(residence.prefix, hashes, {residence.tail.data(), count}, replaced_scratch_);
   residence.tail.erase(residence.tail.begin(), residence.tail.begin() + static_cast<ptrdiff_t>(count));
+  if (events_.on()) RecordStored(request, first + static_cast<int32_t>(replaced_scratch_.size()), full);
   if (!adjuncts_.empty()) PublishHolds(request, residence, first, full);
   if (auto* prefilling = std::get_if<Prefilling>(&request.state)) prefilling->claim.Advance(full);
   if (auto* done = std::get_if<PrefillDone>(&request.state)) done->claim.Advance(full);
-  if (events_.on()) RecordStored(request, first + static_cast<int32_t>(replaced_scratch_.size()), full);
   if (config_.write_policy == WritePolicy::kThrough) QueueWrite(&request, residence.prefix, first);
 
   if (replaced_scratch_.empty()) return;

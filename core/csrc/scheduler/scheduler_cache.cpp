@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "scheduler/scheduler.h"
 
@@ -57,12 +58,13 @@ int32_t Scheduler::PagesLeaving() const {
   return pages;
 }
 
-bool Scheduler::AnyMoving() const { return moving_ > 0 || !pending_writes_.empty(); }
+bool Scheduler::AnyMoving() const { return moving_ > 0 || !pending_writes_.empty() || !pending_copies_.empty(); }
 
 // Keeps the pages that would be evicted next on the host as well: as many as the next plan may take.
 void Scheduler::QueueColdWrites() {
   const int32_t step_pages = PagesFor(config_.max_step_tokens()) + config_.max_num_seqs;
   // Half of the host at most, or those just copied would push each other out.
+  if (!adjuncts_.empty()) QueueColdCopies(std::min(step_pages, pages_.total() / 2) - pages_.available());
   const int32_t lookahead = std::min({step_pages, pages_.total() / 2, host_.total() / 2}) - pages_.available();
   if (lookahead <= 0) return;
   auto runs = tree_.PinCold(lookahead, [&](const PageHash& hash) { return host_.Find(hash) == nullptr; });
@@ -70,10 +72,11 @@ void Scheduler::QueueColdWrites() {
 }
 
 void Scheduler::BeginTransfers() {
-  if (!host_.on()) return;
+  if (!tiers_) return;
   if (!pending_sessions_.empty()) BeginSessionLoads();
   if (config_.write_policy == WritePolicy::kOnEvict) QueueColdWrites();
   if (!pending_writes_.empty()) BeginWrites();
+  if (!pending_copies_.empty()) BeginCopies();
   if (!pending_lookups_.empty()) BeginLookups();
   if (!pending_prefetches_.empty()) BeginPrefetches();
   if (!pending_stores_.empty()) BeginStores();
@@ -321,11 +324,12 @@ void Scheduler::Answer(int64_t id, LoadBackOp& op, int32_t pages) {
       events_.Stored(KvMedium::kDevice, op.hashes[at], index > 0 ? op.hashes[at - 1] : PageHash{}, index, op.adapter, tokens);
     }
     op.claim = {};
+    if (op.session >= 0 && !failed) pending_sessions_.push_back({op.session, 0, now_us_ + kSessionPatienceUs});
     return;
   }
 
   Request* request = Find(op.owner);
-  Residence* residence = request == nullptr || request->load_op != id ? nullptr : ResidenceOf(request->state);
+  Residence* residence = request == nullptr || std::erase(request->load_ops, id) == 0 ? nullptr : ResidenceOf(request->state);
   if (residence == nullptr) {
     // A step in flight may still read them, for a row that does not count.
     if (!steps_.empty()) {
@@ -333,18 +337,21 @@ void Scheduler::Answer(int64_t id, LoadBackOp& op, int32_t pages) {
     }
     return;
   }
-  request->load_op = -1;
   residence->loading = 0;
   residence->tail.insert(residence->tail.begin(), std::make_move_iterator(op.device.begin()), std::make_move_iterator(op.device.end()));
-  const bool runs = request->row >= 0 || NameOf(request->state) == StateName::kPrefilling;
-  if (!runs) return;
-  if (!failed) {
-    request->first_load_tokens = 0;
-    Publish(*request, *residence);
-  } else if (request->load_unsettled) {
-    request->load_failed = true;  // its row in flight computes on nothing
-  } else {
-    Finish(*request, FinishReason::kFailed);  // it was said to be there, and its tokens are with the client
+  LoadAnswered(*request, *residence, failed);
+}
+
+void Scheduler::LoadAnswered(Request& request, Residence& residence, bool failed) {
+  const bool runs = request.row >= 0 || NameOf(request.state) == StateName::kPrefilling;
+  if (!runs || request.load_failed) return;
+  if (failed) {
+    request.load_failed = true;  // its row in flight computes on nothing
+    if (!request.load_unsettled) Finish(request, FinishReason::kFailed);  // it was said to be there, and its tokens are with the client
+  } else if (!request.loading()) {
+    request.first_load_tokens = 0;
+    Publish(request, residence);
+    if (!adjuncts_.empty()) LoadsEnded(request, residence);
   }
 }
 
@@ -392,11 +399,16 @@ void Scheduler::Answer(int64_t, StoreOp& op, int32_t pages) {
 void Scheduler::Reload(Request& request) {
   ForgetRunning(request);
   ++totals_.reloads;
-  if (request.load_op >= 0) {
+  for (const int64_t id : std::exchange(request.load_ops, {})) {
+    if (request.load_failed) continue;
     // Not answered yet: which pages are bad is not known, so nobody is given any of them.
-    auto& op = std::get<LoadBackOp>(ops_.at(request.load_op));
-    for (const HostPin& pin : op.host) host_.Discard(pin);
-    request.load_op = -1;
+    CacheOp& op = ops_.at(id);
+    if (auto* load = std::get_if<LoadBackOp>(&op); load != nullptr) {
+      for (const HostPin& pin : load->host) host_.Discard(pin);
+    } else {
+      auto& holds = std::get<AdjunctLoadOp>(op);
+      for (const HostPin& pin : holds.host) adjuncts_[holds.place].host.Discard(pin);
+    }
   }
   if (request.first_load_tokens > 0) {
     totals_.prefix_hit_tokens -= request.first_load_tokens;

@@ -75,7 +75,7 @@ void Scheduler::SettleShortage(const AdjunctGroup* group) {
   if (need <= AvailableIn(group)) return;
   int32_t promised = 0;
   const auto retract_until_enough = [&](bool fair_only) {
-    while (need > AvailableIn(group) + (group == nullptr ? PagesLeaving() : 0) + promised) {
+    while (need > AvailableIn(group) + (group == nullptr ? PagesLeaving() : PagesLeavingIn(*group)) + promised) {
       Request* victim = PickVictim(fair_only, group);
       if (victim == nullptr) return;
       if (victim->width > 0) need -= PagesLacking(group, *victim);
@@ -123,7 +123,7 @@ Request* Scheduler::PickVictim(bool fair_only, const AdjunctGroup* group) {
     if (request == nullptr || request == oldest || request->held_in == plan) return;
     if (fair_only && request->computed < request->progress_mark) return;
     const Residence& residence = *ResidenceOf(request->state);
-    if (residence.loading > 0) return;  // its pages belong to the transfer
+    if (request->loading()) return;  // its pages belong to the transfers
     const int32_t exclusive = PrefixTree::ExclusivePages(residence.prefix);
     const int32_t holds = group == nullptr ? exclusive + static_cast<int32_t>(residence.tail.size()) : HeldAlone(*group, residence);
     const int32_t gain = holds + (request->width > 0 ? PagesLacking(group, *request) : 0);
@@ -152,6 +152,10 @@ void Scheduler::RetractRequest(Request& request) {
     const int32_t exclusive = PrefixTree::ExclusivePages(residence.prefix);
     const int32_t begin = residence.prefix.depth() - exclusive;
     if (MissingOnHost(residence.prefix, begin) > 0) QueueWrite(&request, residence.prefix, begin);
+  }
+  if (tiers_ && !adjuncts_.empty()) {
+    const Residence& residence = *ResidenceOf(request.state);
+    QueueCopies(request, ResumableDepth(request.hashes, residence.prefix.depth()), &residence);
   }
   request.progress_mark = std::max(request.progress_mark, request.computed + page_size_);
   request.computed = 0;

@@ -8,6 +8,16 @@
 
 namespace tokenspeed {
 
+namespace {
+
+// Whether the tree has more of this prompt behind `block`, of others, but not up to the next place where a state can be kept.
+bool PartBefore(PrefixTree& tree, const std::vector<PageHash>& hashes, int32_t block, int32_t interval) {
+  const int32_t shared = tree.Match(hashes, block + interval).depth();
+  return shared > block && shared < std::min(block + interval, static_cast<int32_t>(hashes.size()));
+}
+
+}  // namespace
+
 // ---- matching ----
 
 // The page index of the first block that a token at `position` reads.
@@ -15,45 +25,58 @@ int32_t Scheduler::WindowBegin(const AdjunctGroup& group, int32_t position) cons
   return std::max(0, position - group.window + 1) / page_size_;
 }
 
+Scheduler::Blocks Scheduler::NeededAt(const AdjunctGroup& group, int32_t boundary) const {
+  if (group.kind == CacheGroupKind::kRecurrent) return {std::max(0, boundary - 1), boundary};
+  return {std::min(boundary, WindowBegin(group, boundary * page_size_)), boundary};
+}
+
 // The longest boundary, at most `depth` blocks, at which this group can go on.
-int32_t Scheduler::LongestBoundary(const AdjunctGroup& group, const std::vector<PageHash>& hashes, int32_t depth) const {
+int32_t Scheduler::LongestBoundary(const AdjunctGroup& group, const std::vector<PageHash>& hashes, int32_t depth, bool or_host) const {
   if (group.kind == CacheGroupKind::kRecurrent) {
     const int32_t step = group.interval / page_size_;
     int32_t at = depth - depth % step;
-    while (at > 0 && !group.cache.Has(hashes[static_cast<size_t>(at - 1)])) at -= step;
+    while (at > 0 && !group.Has(hashes[static_cast<size_t>(at - 1)], or_host)) at -= step;
     return at;
   }
   // A block that is missing cuts the boundary to its begin; those between are known to be there.
   int32_t boundary = depth;
   for (int32_t block = depth - 1; boundary > 0 && block >= WindowBegin(group, boundary * page_size_); --block) {
-    if (!group.cache.Has(hashes[static_cast<size_t>(block)])) boundary = block;
+    if (!group.Has(hashes[static_cast<size_t>(block)], or_host)) boundary = block;
   }
   return boundary;
 }
 
-int32_t Scheduler::ResumableDepth(const std::vector<PageHash>& hashes, int32_t depth) const {
+int32_t Scheduler::ResumableDepth(const std::vector<PageHash>& hashes, int32_t depth, bool or_host, int32_t* cut_by) const {
   for (bool cut = true; cut && depth > 0;) {
     cut = false;
     for (const AdjunctGroup& group : adjuncts_) {
-      const int32_t boundary = LongestBoundary(group, hashes, depth);
-      cut = cut || boundary < depth;
+      const int32_t boundary = LongestBoundary(group, hashes, depth, or_host);
+      if (boundary == depth) continue;
+      cut = true;
+      if (cut_by != nullptr) *cut_by = group.index;
       depth = boundary;
     }
   }
   return depth;
 }
 
-// What a window lacks was given up; a state may never have been kept.
-bool Scheduler::WasResumable(const std::vector<PageHash>& hashes, int32_t from, int32_t depth) const {
-  for (int32_t at = depth; at > from; --at) {
-    const PageHash& hash = hashes[static_cast<size_t>(at - 1)];
-    const auto had = [&](const AdjunctGroup& group) {
-      if (group.kind != CacheGroupKind::kRecurrent) return true;
-      return at * page_size_ % group.interval == 0 && (group.cache.Has(hash) || group.cache.Evicted(hash));
-    };
-    if (std::all_of(adjuncts_.begin(), adjuncts_.end(), had)) return true;
+bool Scheduler::BoundaryBetween(int32_t depth, int32_t limit) const {
+  return std::ranges::all_of(adjuncts_, [&](const AdjunctGroup& group) {
+    return group.kind != CacheGroupKind::kRecurrent || limit - limit % (group.interval / page_size_) > depth;
+  });
+}
+
+// Why its prefix ends at `reach` where the full groups have it up to `full`.
+HitCut Scheduler::CutByGroup(Request& request, int32_t reach, int32_t full) {
+  if (ResumableDepth(request.hashes, full, true, &request.hit_cut_group) == full) return HitCut::kNew;
+  const auto cut = std::ranges::find_if(adjuncts_, [&](const AdjunctGroup& group) { return group.index == request.hit_cut_group; });
+  if (cut->kind == CacheGroupKind::kWindow) return HitCut::kEvicted;  // every block had its page
+  // No state is kept between two multiples of the interval, nor where there was no room for it.
+  const int32_t step = cut->interval / page_size_;
+  for (int32_t at = full - full % step; at > reach; at -= step) {
+    if (cut->cache.Evicted(request.hashes[static_cast<size_t>(at - 1)])) return HitCut::kEvicted;
   }
-  return false;
+  return HitCut::kBoundary;
 }
 
 // ---- admission ----
@@ -71,19 +94,24 @@ int32_t Scheduler::OwedPages(const AdjunctGroup& group, const Request& request) 
 
 // What the running ones may still take to go on.
 int32_t Scheduler::PromisedPages(const AdjunctGroup& group) const {
+  // Once a plan and change: rows that keep a state ask for each, and change nothing.
+  if (group.promised >= 0) return group.promised;
   int32_t pages = 0;
   for (const auto& [order, request] : prefilling_) pages += OwedPages(group, *request);
   for (const Request* request : decoding_) pages += request == nullptr ? 0 : OwedPages(group, *request);
+  if (step_ != nullptr) group.promised = pages;
   return pages;
 }
 
-// REQUIRES: the hint is fresh.
-bool Scheduler::CanHold(const Request& request) const {
-  const int32_t depth = request.hint.depth();
+// REQUIRES: the reach is fresh. `at_best`: whatever it is.
+bool Scheduler::CanHold(const Request& request, bool at_best) const {
+  const int32_t boundary = request.reach;
   for (const AdjunctGroup& group : adjuncts_) {
     int32_t need = 1;
     if (group.kind == CacheGroupKind::kRecurrent) {
-      need += depth > 0 && group.cache.Idle(request.hashes[static_cast<size_t>(depth - 1)]) ? 1 : 0;
+      // The state that it continues takes a page from what is available, whether it is here or comes from the host.
+      const bool taken = !at_best && boundary > 0 && !group.cache.Used(request.hashes[static_cast<size_t>(boundary - 1)]);
+      need += taken ? 1 : 0;
     } else {
       // Pages that others use as well are counted too: this one may be left with them.
       need = SteadyPages(group, request);
@@ -93,20 +121,28 @@ bool Scheduler::CanHold(const Request& request) const {
   return true;
 }
 
-// REQUIRES: the prefix was pinned just now, and every group can resume behind it.
-void Scheduler::Hold(const Request& request, Residence& residence) {
-  const int32_t depth = residence.prefix.depth();
+// REQUIRES: the prefix was pinned just now, as far as the device has it; every group can resume at `boundary`.
+void Scheduler::Hold(Request& request, Residence& residence, int32_t boundary) {
   residence.holds.resize(adjuncts_.size());
   for (AdjunctGroup& group : adjuncts_) {
     AdjunctHold& hold = residence.holds[group.place];
-    if (group.kind == CacheGroupKind::kRecurrent) {
-      if (depth > 0) hold.from = group.cache.Pin(request.hashes[static_cast<size_t>(depth - 1)]);
-      continue;
+    const bool window = group.kind == CacheGroupKind::kWindow;
+    const Blocks needed = NeededAt(group, boundary);
+    hold.begin = window ? needed.begin : 0;
+    hold.written = boundary;
+    std::vector<int32_t> missing;
+    for (int32_t block = needed.begin; block < needed.end; ++block) {
+      const PageHash& hash = request.hashes[static_cast<size_t>(block)];
+      const bool here = group.cache.Has(hash);
+      if (here) group.host.Touch(hash);
+      else missing.push_back(block);
+      if (window) hold.pages.push_back({here ? group.cache.Pin(hash) : AdjunctPin(), {}, -1});
+      else if (here) hold.from = group.cache.Pin(hash);
     }
-    hold.begin = std::min(depth, WindowBegin(group, depth * page_size_));
-    for (int32_t block = hold.begin; block < depth; ++block) {
-      hold.pages.push_back({group.cache.Pin(request.hashes[static_cast<size_t>(block)]), {}});
-      plan_->AddDelta(residence.slot.id(), block, hold.pages.back().id(), group.index);
+    // What is here is pinned: the pages for the others are not taken from it.
+    if (!missing.empty()) LoadHolds(request, residence, group, std::move(missing));
+    for (size_t at = 0; at < hold.pages.size(); ++at) {
+      plan_->AddDelta(residence.slot.id(), hold.begin + static_cast<int32_t>(at), hold.pages[at].id(), group.index);
     }
   }
 }
@@ -148,8 +184,9 @@ void Scheduler::GrowHolds(Residence& residence, int32_t end) {
   for (AdjunctGroup& group : adjuncts_) {
     AdjunctHold& hold = residence.holds[group.place];
     for (int32_t pages = LackingPages(group, residence, end); pages > 0; --pages) {
-      hold.pages.push_back({{}, group.cache.Take()});
+      hold.pages.push_back({{}, group.cache.Take(), -1});
       plan_->AddDelta(residence.slot.id(), hold.end() - 1, hold.pages.back().id(), group.index);
+      group.promised = -1;
     }
   }
 }
@@ -161,19 +198,26 @@ void Scheduler::PrepareStates(Request& request, Residence& residence, int32_t be
     AdjunctHold& hold = residence.holds[group.place];
     if (!hold.state) {
       hold.state = group.cache.Take();
+      group.promised = -1;
       plan_->AddDelta(residence.slot.id(), 0, hold.state.id(), group.index);
-      if (hold.from) plan_->AddStateOp(StateKind::kCopy, group.index, hold.from.page(), hold.state.id());
+      const int32_t from = hold.from ? hold.from.page() : hold.from_loaded ? hold.from_loaded.id() : hold.from_loading;
+      if (from >= 0) plan_->AddStateOp(StateKind::kCopy, group.index, from, hold.state.id());
       else plan_->AddStateOp(StateKind::kZero, group.index, -1, hold.state.id());
     } else if (config_.enable_prefix_caching && begin % group.interval == 0) {
       // The block's name is known once the tokens are; with a step in flight they may not be.
       const auto block = static_cast<size_t>(begin / page_size_ - 1);
       const bool known = block < request.hashes.size() && group.cache.Has(request.hashes[block]);
-      // A checkpoint takes no page that a running request needs.
-      if (!known && group.cache.available() > PromisedPages(group)) {
+      // A checkpoint takes no page that a running request needs. One in the middle of a prompt takes none either that others may well go
+      // on from, but where others' prompts part from this one before the next: there the next of them goes on.
+      const bool last = int64_t{begin} + group.interval > request.known();
+      const bool there = !known && group.cache.available() > PromisedPages(group);
+      if (there && (last || group.cache.disposable() || PartBefore(tree_, request.hashes, begin / page_size_, group.interval / page_size_))) {
         PageLease next = group.cache.Take();
         plan_->AddDelta(residence.slot.id(), 0, next.id(), group.index);
         plan_->AddStateOp(StateKind::kCopy, group.index, hold.state.id(), next.id());
-        if (request.computed == begin) hold.from = group.cache.Publish(request.hashes[block], hold.state);
+        // While what stands before it comes back from the host, the tree has not its block.
+        const bool published = request.computed == begin && static_cast<int32_t>(block) < residence.prefix.depth();
+        if (published) hold.from = PublishState(request, group, begin, hold.state);
         else hold.kept.push_back({begin, std::move(hold.state)});
         hold.state = std::move(next);
       }
@@ -184,6 +228,21 @@ void Scheduler::PrepareStates(Request& request, Residence& residence, int32_t be
 
 // ---- results ----
 
+AdjunctPin Scheduler::PublishPage(const Request& request, AdjunctGroup& group, int32_t block, PageLease& page) {
+  const auto at = static_cast<size_t>(block);
+  return group.cache.Publish(request.hashes[at], page, block > 0 ? request.hashes[at - 1] : PageHash{}, block);
+}
+
+// REQUIRES: the block before `position` stands in the tree.
+AdjunctPin Scheduler::PublishState(Request& request, AdjunctGroup& group, int32_t position, PageLease& page) {
+  const int32_t block = position / page_size_ - 1;
+  AdjunctPin pin = PublishPage(request, group, block, page);
+  if (!pin) return pin;
+  if (PartBefore(tree_, request.hashes, block + 1, group.interval / page_size_)) group.cache.Warm(pin.hash());
+  if (config_.write_policy == WritePolicy::kThrough) QueueCopy(group, pin.hash(), &request);
+  return pin;
+}
+
 // What a step has written belongs to the prefix now. REQUIRES: blocks [.., full) of the request stand in the tree.
 void Scheduler::PublishHolds(Request& request, Residence& residence, int32_t first, int32_t full) {
   for (AdjunctGroup& group : adjuncts_) {
@@ -191,7 +250,7 @@ void Scheduler::PublishHolds(Request& request, Residence& residence, int32_t fir
     for (int32_t block = std::max(first, hold.begin); block < std::min(full, hold.end()); ++block) {
       AdjunctPage& page = hold.pages[static_cast<size_t>(block - hold.begin)];
       // Where another's page stands there already, this one stays its own until the window has passed it.
-      if (page.own) page.shared = group.cache.Publish(request.hashes[static_cast<size_t>(block)], page.own);
+      if (page.own) page.shared = PublishPage(request, group, block, page.own);
     }
   }
 }
@@ -201,35 +260,61 @@ void Scheduler::SettleHolds(Request& request, Residence& residence) {
   for (AdjunctGroup& group : adjuncts_) {
     AdjunctHold& hold = residence.holds[group.place];
     if (group.kind == CacheGroupKind::kWindow) {
-      // Past what was accepted, except what a step in flight may write; and behind the window, which begins where the earliest step
-      // in flight does.
-      const auto keep = static_cast<size_t>(std::max(0, PagesFor(request.upper()) - hold.begin));
-      if (hold.pages.size() > keep) hold.pages.resize(keep);
-      const int32_t behind = std::min(WindowBegin(group, request.computed), hold.end()) - hold.begin;
-      if (behind <= 0) continue;
-      hold.pages.erase(hold.pages.begin(), hold.pages.begin() + behind);
-      hold.begin += behind;
+      SettleWindow(request, residence, group);
       continue;
     }
     hold.from = {};
-    while (!hold.kept.empty() && hold.kept.front().position <= request.computed) {
-      AdjunctHold::Kept kept = std::move(hold.kept.front());
-      hold.kept.erase(hold.kept.begin());
-      AdjunctPin pin = group.cache.Publish(request.hashes[static_cast<size_t>(kept.position / page_size_ - 1)], kept.page);
-      // The step in flight copies it.
-      if (request.inflight_rows > 0) deferred_adjuncts_.push_back({steps_.back().plan_id, group.place, std::move(pin), std::move(kept.page)});
-    }
+    if (!request.loading()) hold.from_loaded = {};
+    PublishKept(request, residence, group);
   }
 }
 
-// It gives up what it holds: a state that stands where one can be kept is kept. REQUIRES: no step of it in flight.
+void Scheduler::SettleWindow(Request& request, Residence& residence, AdjunctGroup& group) {
+  AdjunctHold& hold = residence.holds[group.place];
+  // Past what was accepted, except what a step in flight may write; and behind the window, which begins where the earliest step in flight
+  // does.
+  const auto keep = static_cast<size_t>(std::max(0, PagesFor(request.upper()) - hold.begin));
+  if (hold.pages.size() > keep) hold.pages.resize(keep);
+  const int32_t behind = std::min(WindowBegin(group, request.computed), hold.end()) - hold.begin;
+  if (behind > 0) {
+    hold.pages.erase(hold.pages.begin(), hold.pages.begin() + behind);
+    hold.begin += behind;
+  }
+  if (config_.write_policy != WritePolicy::kThrough || !group.host.on()) return;
+  // Those of the window where the row ended, for there one may go on: not all that a long chunk has passed.
+  for (int32_t block = std::max(hold.begin, hold.written); block < std::min(hold.end(), residence.prefix.depth()); ++block) {
+    QueueCopy(group, request.hashes[static_cast<size_t>(block)], &request);
+  }
+  hold.written = std::max(hold.written, residence.prefix.depth());
+}
+
+// The states that are complete, and whose block stands in the tree.
+void Scheduler::PublishKept(Request& request, Residence& residence, AdjunctGroup& group) {
+  AdjunctHold& hold = residence.holds[group.place];
+  const int32_t end = std::min(request.computed, residence.prefix.depth() * page_size_);
+  while (!hold.kept.empty() && hold.kept.front().position <= end) {
+    AdjunctHold::Kept kept = std::move(hold.kept.front());
+    hold.kept.erase(hold.kept.begin());
+    AdjunctPin pin = PublishState(request, group, kept.position, kept.page);
+    // The step in flight copies it.
+    if (request.inflight_rows > 0) deferred_adjuncts_.push_back({steps_.back().plan_id, group.place, std::move(pin), std::move(kept.page)});
+  }
+}
+
+// It gives up what it holds: a state that stands where one can be kept is kept, and what the next turn goes on from is not what it left
+// behind. REQUIRES: no step of it in flight.
 void Scheduler::KeepStates(Request& request, Residence& residence) {
   if (!config_.enable_prefix_caching || request.computed == 0) return;
   for (AdjunctGroup& group : adjuncts_) {
     if (group.kind != CacheGroupKind::kRecurrent) continue;
     AdjunctHold& hold = residence.holds[group.place];
     if (!hold.state || hold.state_at != request.computed || request.computed % group.interval != 0) continue;
-    (void)group.cache.Publish(request.hashes[static_cast<size_t>(request.computed / page_size_ - 1)], hold.state);
+    if (request.computed / page_size_ <= residence.prefix.depth()) (void)PublishState(request, group, request.computed, hold.state);
+  }
+  const int32_t boundary = ResumableDepth(request.hashes, residence.prefix.depth(), false);
+  for (AdjunctGroup& group : adjuncts_) {
+    const Blocks needed = NeededAt(group, boundary);
+    for (int32_t block = needed.begin; block < needed.end; ++block) group.cache.Warm(request.hashes[static_cast<size_t>(block)]);
   }
 }
 
@@ -237,7 +322,8 @@ void Scheduler::KeepStates(Request& request, Residence& residence) {
 int32_t Scheduler::HeldAlone(const AdjunctGroup& group, const Residence& residence) const {
   const AdjunctHold& hold = residence.holds[group.place];
   const auto alone = std::count_if(hold.pages.begin(), hold.pages.end(), [](const AdjunctPage& page) { return !page.shared || page.shared.sole(); });
-  return static_cast<int32_t>(alone) + (hold.state ? 1 : 0) + static_cast<int32_t>(hold.kept.size()) + (hold.from && hold.from.sole() ? 1 : 0);
+  return static_cast<int32_t>(alone) + (hold.state ? 1 : 0) + static_cast<int32_t>(hold.kept.size()) + (hold.from && hold.from.sole() ? 1 : 0) +
+         (hold.from_loaded ? 1 : 0);
 }
 
 }  // namespace tokenspeed

@@ -1,5 +1,6 @@
 // Looking at a scheduler from outside: statistics, one request, and the invariants.
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <unordered_set>
@@ -31,14 +32,17 @@ SchedulerStats Scheduler::Stats() const {
       pages(pages_.total(), pages_.available(), tree_.evictable());
     } else {
       pages(adjunct->cache.total(), adjunct->cache.free(), adjunct->cache.evictable());
-      stats.evicted_pages += adjunct++->cache.evicted();
+      stats.evicted_pages += adjunct->cache.evicted();
     }
-    stats.host_pages_total.push_back(full ? host_.total() : 0);
-    stats.host_pages_free.push_back(full ? host_.available() : 0);
-    stats.host_pages_cached.push_back(full ? host_.ready() : 0);
-    stats.host_pages_moving.push_back(full ? host_.pinned() : 0);
+    const HostCache& host = full ? host_ : adjunct->host;
+    stats.host_pages_total.push_back(host.total());
+    stats.host_pages_free.push_back(host.available());
+    stats.host_pages_cached.push_back(host.ready());
+    stats.host_pages_moving.push_back(host.pinned());
+    if (!full) ++adjunct;
   }
   stats.host_evicted_pages = host_.evicted();
+  for (const AdjunctGroup& group : adjuncts_) stats.host_evicted_pages += group.host.evicted();
   stats.cache_ops_in_flight = cache_ops_in_flight();
   stats.cache_ops_pending = cache_ops_pending();
   stats.sessions = static_cast<int64_t>(sessions_.size());
@@ -67,6 +71,7 @@ std::optional<RequestInfo> Scheduler::InfoOf(int64_t id) const {
   info.host_tokens = request.host_tokens;
   info.storage_tokens = request.storage_tokens;
   info.hit_cut = request.hit_cut;
+  info.hit_cut_group = request.hit_cut_group;
   info.retractions = request.retractions;
   info.queued_us = request.queued_us;
   info.first_scheduled_us = request.first_scheduled_us;
@@ -92,22 +97,47 @@ void Scheduler::CheckAdjuncts() const {
     const auto lease = [&](const PageLease& held) {
       if (held) own(held.id());
     };
+    std::set<std::pair<const Request*, int32_t>> loaded;
+    for (const auto& [id, op] : ops_) {
+      if (const auto* write = std::get_if<AdjunctWriteOp>(&op); write != nullptr && write->place == group.place) {
+        for (const AdjunctPin& copied : write->device) pin(copied);
+      }
+      const auto* load = std::get_if<AdjunctLoadOp>(&op);
+      if (load == nullptr || load->place != group.place) continue;
+      for (const PageLease& page : load->device) {
+        lease(page);
+        loaded.insert({Find(load->owner), page.id()});
+      }
+    }
+    for (const PendingCopy& copy : pending_copies_) {
+      if (copy.place != group.place) continue;
+      for (const AdjunctPin& page : copy.pages) pin(page);
+    }
     for (const auto& [id, owned] : requests_) {
       const std::string who = name + "request " + std::to_string(id) + ": ";
       const Residence* residence = ResidenceOf(const_cast<RequestState&>(owned->state));
       if (residence == nullptr) continue;
       require(residence->holds.size() == adjuncts_.size(), who + "it does not hold something of each group");
       const AdjunctHold& hold = residence->holds[group.place];
-      for (const AdjunctPage& page : hold.pages) {
-        require(static_cast<bool>(page.shared) != static_cast<bool>(page.own), who + "a page is neither shared nor its own, or both");
-        pin(page.shared);
-        lease(page.own);
-      }
-      pin(hold.from);
-      lease(hold.state);
-      for (const AdjunctHold::Kept& kept : hold.kept) lease(kept.page);
       const StateName state = NameOf(owned->state);
       const bool running = state == StateName::kPrefilling || state == StateName::kPrefillDone || state == StateName::kDecoding;
+      for (const AdjunctPage& page : hold.pages) {
+        const int kinds = (page.shared ? 1 : 0) + (page.own ? 1 : 0) + (page.loading >= 0 ? 1 : 0);
+        require(kinds == 1, who + "a page is neither shared nor its own nor loaded, or more than one of these");
+        require(page.loading < 0 || !running || loaded.contains({owned.get(), page.loading}), who + "a page is missing that nothing brings");
+        pin(page.shared);
+        lease(page.own);
+        if (!page.shared || !running) continue;
+        const auto block = static_cast<size_t>(hold.begin + (&page - hold.pages.data()));
+        require(static_cast<int32_t>(block) < residence->prefix.depth(), who + "it shares a page whose block it does not pin");
+        require(page.shared.hash() == owned->hashes[block], who + "it shares the page of another block");
+      }
+      pin(hold.from);
+      if (hold.from && running) require(hold.from.depth() < residence->prefix.depth(), who + "it goes on from a state whose block it does not pin");
+      lease(hold.state);
+      lease(hold.from_loaded);
+      require(hold.from_loading < 0 || !running || loaded.contains({owned.get(), hold.from_loading}), who + "its state is missing, and nothing brings it");
+      for (const AdjunctHold::Kept& kept : hold.kept) lease(kept.page);
       if (!running) continue;
       if (group.kind == CacheGroupKind::kWindow) {
         require(hold.end() >= PagesFor(owned->upper()), who + "it has fewer pages than tokens");
@@ -115,9 +145,9 @@ void Scheduler::CheckAdjuncts() const {
         require(hold.begin >= WindowBegin(group, owned->computed) || hold.end() == hold.begin, who + "a page behind its window was not given back");
       } else {
         require(hold.state || owned->inflight_rows == 0, who + "a step in flight has no state");
-        require(hold.state || hold.from || owned->computed == 0, who + "nothing tells where its state comes from");
+        require(hold.state || hold.from || hold.from_loaded || hold.from_loading >= 0 || owned->computed == 0, who + "nothing tells where its state comes from");
         require(!hold.state || hold.state_at == owned->upper(), who + "its state is not that of its tokens");
-        require(hold.kept.empty() || owned->inflight_rows > 0, who + "a state waits for a step that does not exist");
+        require(hold.kept.empty() || owned->inflight_rows > 0 || owned->loading() || owned->load_failed, who + "a state waits for a step that does not exist");
       }
     }
     for (const DeferredAdjunct& deferred : deferred_adjuncts_) {
@@ -151,19 +181,25 @@ void Scheduler::CheckIntegrity() const {
   for (const int32_t page : pages_.free_ids()) own(page, "the free list");
   tree_.CheckIntegrity([&](int32_t page) { own(page, "the prefix tree"); });
   for (const auto& [plan, lease] : deferred_) own(lease.id(), "a deferred release");
-  std::unordered_map<int32_t, int32_t> host_pins;
+  std::vector<std::unordered_map<int32_t, int32_t>> host_pins(adjuncts_.size() + 1);
   std::unordered_map<const Request*, int32_t> writes;
   int64_t moving = 0;
   for (const auto& [id, op] : ops_) {
     std::visit(
         [&](const auto& concrete) {
           if constexpr (requires { concrete.host; }) {
-            for (const HostPin& pin : concrete.host) ++host_pins[pin.page()];
+            const size_t group = [&] {
+              if constexpr (requires { concrete.place; }) return concrete.place + 1;
+              else return size_t{0};
+            }();
+            for (const HostPin& pin : concrete.host) ++host_pins[group][pin.page()];
           }
         },
         op);
-    moving += std::holds_alternative<WriteBackOp>(op) || std::holds_alternative<LoadBackOp>(op) ? 1 : 0;
+    const bool stays = std::holds_alternative<LookupOp>(op) || std::holds_alternative<PrefetchOp>(op) || std::holds_alternative<StoreOp>(op);
+    moving += stays ? 0 : 1;
     if (const auto* write = std::get_if<WriteBackOp>(&op)) ++writes[Find(write->owner)];
+    if (const auto* write = std::get_if<AdjunctWriteOp>(&op)) ++writes[Find(write->owner)];
     if (const auto* load = std::get_if<LoadBackOp>(&op)) {
       for (const PageLease& page : load->device) own(page.id(), "a load back");
     }
@@ -171,7 +207,9 @@ void Scheduler::CheckIntegrity() const {
   if (!adjuncts_.empty()) CheckAdjuncts();
   require(moving == moving_, "the transfers between host and device are miscounted");
   for (const PendingWrite& write : pending_writes_) ++writes[Find(write.owner)];
-  host_.CheckIntegrity(host_pins);
+  for (const PendingCopy& copy : pending_copies_) ++writes[Find(copy.owner)];
+  host_.CheckIntegrity(host_pins[0]);
+  for (const AdjunctGroup& group : adjuncts_) group.host.CheckIntegrity(host_pins[group.place + 1]);
   std::unordered_map<PageHash, int32_t, PageHashHasher> retained;
   std::map<PageHash, int64_t> by_tenant;
   for (const auto& [id, session] : sessions_) {
@@ -228,8 +266,8 @@ void Scheduler::CheckIntegrity() const {
     require(slots.insert(residence->slot.id()).second, who + "its slot is in two places");
     for (const PageLease& page : residence->tail) own(page.id(), "the tail of a residence");
     require(leaving || residence->pages() * page_size_ >= request.upper(), who + "it has fewer pages than tokens");
-    require(residence->loading == 0 || request.load_op >= 0 || leaving, who + "pages are missing that nothing brings");
-    if (config_.enable_prefix_caching && !leaving && residence->loading == 0 && !request.load_failed) {
+    require(residence->loading == 0 || request.loading() || leaving, who + "pages are missing that nothing brings");
+    if (config_.enable_prefix_caching && !leaving && !request.loading() && !request.load_failed) {
       require(residence->prefix.depth() == request.computed / page_size_, who + "a finished page is not published");
       require(static_cast<int32_t>(request.hashes.size()) >= residence->prefix.depth(), who + "a published page has no name");
     }

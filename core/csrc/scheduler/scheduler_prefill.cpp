@@ -119,37 +119,46 @@ int32_t Scheduler::MatchLimit(const Request& request) const {
   return static_cast<int32_t>(std::min<int64_t>(limit, static_cast<int64_t>(request.hashes.size())));
 }
 
-HitCut Scheduler::CutOf(const Request& request, int32_t reach) {
+HitCut Scheduler::CutOf(Request& request, int32_t reach) {
   const auto whole = static_cast<int32_t>(std::min<int64_t>((request.known() - 1) / page_size_, static_cast<int64_t>(request.hashes.size())));
   if (reach >= whole) return HitCut::kNone;
   if (reach >= MatchLimit(request)) return HitCut::kReuseBound;
+  if (!adjuncts_.empty()) {
+    // The full groups have more, and a window or a state to go on behind it is missing.
+    const int32_t limit = MatchLimit(request);
+    const int32_t full = host_.Match(request.hashes, tree_.Match(request.hashes, limit).depth(), limit);
+    if (full > reach) return CutByGroup(request, reach, full);
+  }
   if (request.fetch_timed_out) return HitCut::kStoreTimeout;
-  // The tree has more, and what a window or recurrent group needs to go on behind it is gone, or never was.
-  const int32_t depth = adjuncts_.empty() ? reach : tree_.Match(request.hashes, whole).depth();
-  if (depth > reach) return WasResumable(request.hashes, reach, depth) ? HitCut::kEvicted : HitCut::kBoundary;
   return evicted_pages_.Contains(request.hashes[static_cast<size_t>(reach)]) ? HitCut::kEvicted : HitCut::kNew;
 }
 
 bool Scheduler::ParkIfComputing(Request& request) {
   const int32_t limit = MatchLimit(request);
   request.hint = tree_.Rematch(request.hint, request.hashes, limit);
-  if (!adjuncts_.empty()) {
-    const int32_t resumable = ResumableDepth(request.hashes, request.hint.depth());
-    if (resumable < request.hint.depth()) request.hint = tree_.Rematch(request.hint, request.hashes, resumable);
-  }
-  const int32_t depth = request.hint.depth();
   if (host_.on()) {
-    const bool known = request.reach_discards == host_.discards() && depth >= request.reach_from;
-    request.reach = host_.Match(request.hashes, depth, limit, known ? request.reach : 0);
-    request.reach_from = depth;
+    const int32_t from = request.hint.depth();
+    const bool known = request.reach_discards == host_.discards() && from >= request.reach_from;
+    request.reach = host_.Match(request.hashes, from, limit, known ? request.reach : 0);
+    request.reach_from = from;
     request.reach_discards = host_.discards();
   } else {
-    request.reach = depth;
+    request.reach = request.hint.depth();
   }
+  // What the tree has: another may be computing what follows, behind a boundary that this one could resume at by then.
+  const int32_t matched = request.hint.depth();
+  // Where it could not be admitted in the best case, nobody asks how far the other groups reach: that walks its prompt.
+  if (!adjuncts_.empty() && MightAdmit(request)) {
+    request.reach = ResumableDepth(request.hashes, request.reach);
+    if (request.reach < matched) request.hint = tree_.Rematch(request.hint, request.hashes, request.reach);
+  }
+  const int32_t depth = request.hint.depth();
   if (depth >= limit) return false;
   // The page after what the device has, or after what the host has below it, may be on its way.
   const auto parks = [&](int32_t at) { return at < limit && inflight_prefixes_.ParkIfComputing(request, request.hashes, at, limit); };
-  if (!parks(depth) && (request.reach == depth || !parks(request.reach))) return false;
+  const bool computing = parks(depth) || (request.reach != depth && parks(request.reach)) ||
+                         (matched > depth && BoundaryBetween(depth, limit) && parks(matched));
+  if (!computing) return false;
   waiting_.erase(request.order);
   ++totals_.inflight_waits;
   return true;
@@ -187,6 +196,13 @@ bool Scheduler::CanAdmit(Request& request) {
   // A resumption needs a page more than it had, or it could be retracted again before it has made any progress.
   const int32_t growth = std::max(GrowthPages(request), request.retractions > 0 ? 1 : 0);
   return need + growth + growth_room_ <= room_;
+}
+
+bool Scheduler::MightAdmit(const Request& request) {
+  MeasureRoom();
+  const int32_t need = PagesFor(request.known()) - request.hint.depth();
+  if (need > room_ || !CanHold(request, true)) return false;
+  return (prefilling_.empty() && decoding_.empty()) || need + GrowthPages(request) + growth_room_ <= room_;
 }
 
 bool Scheduler::AdmitNext(PrefillShare& share) {
@@ -227,13 +243,22 @@ void Scheduler::AdmitRequest(Request& request) {
   index_scratch_.resize(static_cast<size_t>(depth));
   PrefixTree::CopyPages(residence.prefix, index_scratch_.data());
   for (int32_t index = 0; index < depth; ++index) plan_->AddDelta(slot, index, index_scratch_[static_cast<size_t>(index)]);
-  if (!adjuncts_.empty()) Hold(request, residence);
   const int32_t reach = std::max(depth, request.reach);
+  request.load_ops.clear();
+  request.load_failed = false;
+  // What of the prefix the device has alone, so that a hit of the host is told from one without it.
+  int32_t on_device = depth;
+  if (!adjuncts_.empty()) {
+    if (tiers_) on_device = ResumableDepth(request.hashes, depth, false);
+    Hold(request, residence, reach);
+  }
   if (host_.on() && depth > 0) {
     host_.Touch(request.hashes[static_cast<size_t>(depth - 1)]);
     if (config_.write_policy == WritePolicy::kSelective && MissingOnHost(residence.prefix, 0) > 0) QueueWrite(&request, residence.prefix, 0);
   }
+  if (config_.write_policy == WritePolicy::kSelective && !adjuncts_.empty()) QueueCopies(request, reach, nullptr);
   if (reach > depth) LoadBack(request, residence, depth, reach);
+  request.load_unsettled = request.loading();
 
   const auto full_pages = static_cast<int32_t>(request.hashes.size());
   PrefixClaim claim = inflight_prefixes_.Claim(request.hashes, depth, full_pages);
@@ -246,7 +271,7 @@ void Scheduler::AdmitRequest(Request& request) {
     request.first_scheduled_us = now_us_;
     totals_.prompt_tokens_queried += request.prompt_tokens;
     totals_.prefix_hit_tokens += request.computed;
-    request.first_load_tokens = (reach - depth) * page_size_;
+    request.first_load_tokens = (reach - on_device) * page_size_;
     request.host_tokens = request.first_load_tokens;
     request.storage_tokens = std::max(0, std::min(reach, request.fetch_end) - std::max(depth, request.fetch_begin)) * page_size_;
     totals_.host_hit_tokens += request.host_tokens;
@@ -257,6 +282,7 @@ void Scheduler::AdmitRequest(Request& request) {
     request.retracted_us += now_us_ - request.retracted_since_us;
   }
   prefilling_.emplace(request.order, &request);
+  ForgetPromises();
   Apply(request, Admit{std::move(residence), std::move(claim), request.known()});
 }
 
@@ -277,9 +303,7 @@ void Scheduler::LoadBack(Request& request, Residence& residence, int32_t from, i
     plan_->load_back.row.Push(row);
   }
   residence.loading = to - from;
-  request.load_op = id;
-  request.load_unsettled = true;
-  request.load_failed = false;
+  request.load_ops.push_back(id);
   ops_.emplace(id, std::move(op));
   ++moving_;
 }

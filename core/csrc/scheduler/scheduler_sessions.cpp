@@ -5,12 +5,6 @@
 
 namespace tokenspeed {
 
-namespace {
-
-constexpr int64_t kSessionPatienceUs = 1'000'000;  // what a prefetch waits for room before it takes what there is
-
-}  // namespace
-
 // REQUIRES: no step of it in flight; it still has its pages.
 //
 // A rank, not a lock: when nothing else is left these pages go as well, and the host has them. All sessions together keep a bounded
@@ -23,18 +17,48 @@ void Scheduler::RetainSession(Request& request, FinishReason reason) {
   const int32_t pages = residence.prefix.depth();
   if (request.retain_us <= 0 || pages == 0 || !FitsAmongSessions(request.seed, pages)) return;
 
-  Session session{{request.hashes.begin(), request.hashes.begin() + pages}, {}, request.seed, request.adapter, now_us_ + request.retain_us};
+  const int32_t boundary = adjuncts_.empty() ? pages : ResumableDepth(request.hashes, pages);
+  Session session{{request.hashes.begin(), request.hashes.begin() + pages}, {}, boundary, request.seed, request.adapter,
+                  now_us_ + request.retain_us};
   if (events_.on()) {
     session.tokens.resize(static_cast<size_t>(pages) * static_cast<size_t>(page_size_));
     request.CopyTokens(0, pages * page_size_, session.tokens.data());
   }
   tree_.Keep(residence.prefix, session.until_us);
   if (host_.on() && MissingOnHost(residence.prefix, 0) > 0) QueueWrite(&request, residence.prefix, 0);
+  if (!adjuncts_.empty()) {
+    QueueCopies(request, boundary, nullptr);
+    KeepHolds(session, true);
+  }
   CountSession(request.session, sessions_.emplace(request.session, std::move(session)).first->second, true);
-  while (static_cast<int64_t>(retained_.size()) > RetainBound()) ForgetSession(NextToGiveWay(request.session));
+  while (SessionsKeepTooMuch()) ForgetSession(NextToGiveWay(request.session));
 }
 
-int64_t Scheduler::RetainBound() const noexcept { return int64_t{pages_.total()} * config_.retain_percent / 100; }
+bool Scheduler::SessionsKeepTooMuch() const {
+  return static_cast<int64_t>(retained_.size()) > RetainBound() || std::ranges::any_of(adjuncts_, [&](const AdjunctGroup& group) {
+           return group.cache.kept() > ShareOf(group.cache.total());
+         });
+}
+
+bool Scheduler::MayKeep(const AdjunctGroup& group, int32_t boundary) const { return NeededAt(group, boundary).count() <= ShareOf(group.cache.total()); }
+
+// What it needs at its boundary in the window and recurrent groups, above others.
+void Scheduler::KeepHolds(const Session& session, bool kept) {
+  for (AdjunctGroup& group : adjuncts_) {
+    if (!MayKeep(group, session.boundary)) continue;
+    const Blocks needed = NeededAt(group, session.boundary);
+    for (int32_t block = needed.begin; block < needed.end; ++block) {
+      const PageHash& hash = session.hashes[static_cast<size_t>(block)];
+      if (kept) {
+        if (group.cache.Keep(hash) && group.host.on()) group.host.Keep(hash);
+      } else if (group.cache.Unkeep(hash) && group.host.on()) {
+        group.host.Unkeep(hash);
+      }
+    }
+  }
+}
+
+int64_t Scheduler::RetainBound() const noexcept { return ShareOf(pages_.total()); }
 
 // One that alone would keep as much as any other tenant, and does not fit beside those, is not kept; its tenant loses nothing for it.
 bool Scheduler::FitsAmongSessions(const PageHash& tenant, int64_t pages) const {
@@ -88,6 +112,7 @@ int32_t Scheduler::CountSession(int64_t id, const Session& session, bool kept) {
 void Scheduler::ForgetSession(int64_t id) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
+  if (!adjuncts_.empty()) KeepHolds(found->second, false);
   tree_.Unkeep(found->second.hashes, CountSession(id, found->second, false));
   sessions_.erase(found);
 }
@@ -103,7 +128,7 @@ bool Scheduler::ReleaseSession(int64_t session) {
 }
 
 std::pair<PrefixTree::Position, int32_t> Scheduler::ReachOf(const Session& session) {
-  const auto limit = static_cast<int32_t>(session.hashes.size());
+  const auto limit = adjuncts_.empty() ? static_cast<int32_t>(session.hashes.size()) : session.boundary;
   const PrefixTree::Position position = tree_.Match(session.hashes, limit);
   return {position, host_.Match(session.hashes, position.depth(), limit)};
 }
@@ -112,7 +137,7 @@ int32_t Scheduler::PrefetchSession(int64_t session, int64_t now_us) {
   now_us_ = std::max(now_us_, now_us);
   const auto found = sessions_.find(session);
   if (found == sessions_.end()) return -1;
-  if (!host_.on()) return 0;
+  if (!tiers_) return 0;
   const auto limit = static_cast<int32_t>(found->second.hashes.size());
   const int32_t reach = ReachOf(found->second).second;
   const int32_t pages = QueueSessionLoad(session);
@@ -122,8 +147,9 @@ int32_t Scheduler::PrefetchSession(int64_t session, int64_t now_us) {
 }
 
 int32_t Scheduler::QueueSessionLoad(int64_t id) {
-  const auto [position, reach] = ReachOf(sessions_.at(id));
-  const int32_t pages = reach - position.depth();
+  const Session& session = sessions_.at(id);
+  const auto [position, reach] = ReachOf(session);
+  const int32_t pages = reach - position.depth() + (reach == session.boundary ? HoldsLacking(session) : 0);
   const bool asked = std::ranges::any_of(pending_sessions_, [&](const PendingSession& pending) { return pending.id == id; });
   if (pages > 0 && !asked) pending_sessions_.push_back({id, pages, now_us_ + kSessionPatienceUs});
   return pages;
@@ -135,6 +161,13 @@ void Scheduler::BeginSessionLoads() {
   for (const PendingSession& pending : std::exchange(pending_sessions_, {})) {
     const auto found = sessions_.find(pending.id);
     if (found == sessions_.end()) continue;
+    if (!adjuncts_.empty()) {
+      const PrefixTree::Position whole = ReachOf(found->second).first;
+      if (whole.depth() == found->second.boundary) {
+        if (!LoadSessionHolds(found->second, whole) && now_us_ < pending.patient_until_us) pending_sessions_.push_back(pending);
+        continue;
+      }
+    }
     const int32_t room = (Available() + 1) / 2;
     const Session& session = found->second;
     const auto [position, reach] = ReachOf(session);
@@ -153,6 +186,7 @@ void Scheduler::BeginSessionLoads() {
     made.hashes.assign(session.hashes.begin(), session.hashes.begin() + end);
     if (events_.on()) made.tokens.assign(session.tokens.begin(), session.tokens.begin() + ptrdiff_t{end} * page_size_);
     made.adapter = session.adapter;
+    if (!adjuncts_.empty() && end == session.boundary) made.session = pending.id;
     const int64_t op_id = next_op_++;
     for (int32_t index = begin; index < end; ++index) {
       made.host.push_back(host_.Pin(made.hashes[static_cast<size_t>(index)]));
@@ -167,6 +201,62 @@ void Scheduler::BeginSessionLoads() {
     op.claim = inflight_prefixes_.Claim(op.hashes, begin, end);
     ++moving_;
   }
+}
+
+int32_t Scheduler::HoldsLacking(const Session& session) const {
+  int32_t pages = 0;
+  for (const AdjunctGroup& group : adjuncts_) {
+    const Blocks needed = NeededAt(group, session.boundary);
+    for (int32_t block = needed.begin; block < needed.end; ++block) {
+      const PageHash& hash = session.hashes[static_cast<size_t>(block)];
+      if (group.cache.Has(hash)) continue;
+      if (!group.host.Ready(hash)) return 0;
+      ++pages;
+    }
+  }
+  return pages;
+}
+
+// Once its blocks are there, for a page of a window or a state stands for one that the tree has.
+bool Scheduler::LoadSessionHolds(const Session& session, const PrefixTree::Position& position) {
+  if (HoldsLacking(session) == 0) return true;
+  // What is here is not to give its place to what comes.
+  std::vector<AdjunctPin> here;
+  std::vector<std::vector<int32_t>> missing(adjuncts_.size());
+  for (AdjunctGroup& group : adjuncts_) {
+    const Blocks needed = NeededAt(group, session.boundary);
+    for (int32_t block = needed.begin; block < needed.end; ++block) {
+      const PageHash& hash = session.hashes[static_cast<size_t>(block)];
+      if (group.cache.Has(hash)) here.push_back(group.cache.Pin(hash));
+      else missing[group.place].push_back(block);
+    }
+  }
+  const bool room = std::ranges::all_of(adjuncts_, [&](const AdjunctGroup& group) {
+    const auto pages = static_cast<int32_t>(missing[group.place].size());
+    return pages == 0 || pages + PromisedPages(group) <= group.cache.available();
+  });
+  if (!room) return false;
+  const NodePin pin = tree_.Pin(position);
+  for (AdjunctGroup& group : adjuncts_) {
+    if (missing[group.place].empty()) continue;
+    const int64_t id = next_op_++;
+    AdjunctLoadOp op{{}, group.place, std::move(missing[group.place]), {}, {}, {}, {}};
+    op.pin = tree_.PinAgain(pin);
+    for (const int32_t block : op.blocks) {
+      const auto at = static_cast<size_t>(block);
+      op.hashes.emplace_back(session.hashes[at], block > 0 ? session.hashes[at - 1] : PageHash{});
+      op.host.push_back(group.host.Pin(session.hashes[at]));
+      op.device.push_back(group.cache.Take());
+      plan_->load_back.op.Push(id);
+      plan_->load_back.group.Push(group.index);
+      plan_->load_back.host.Push(op.host.back().page());
+      plan_->load_back.device.Push(op.device.back().id());
+      plan_->load_back.row.Push(-1);
+    }
+    ops_.emplace(id, std::move(op));
+    ++moving_;
+  }
+  return true;
 }
 
 }  // namespace tokenspeed

@@ -31,11 +31,13 @@ using SlotLease = IdLease<SlotTag>;
 
 enum class FinishReason : int32_t { kNone = 0, kStop = 1, kLength = 2, kFailed = 3, kAborted = 4 };
 
-// A page of a window group: one that others may read, or its own.
+// A page of a window group: one that others may read, its own, or (id alone) one that comes back from the host and belongs to the
+// transfer until that has ended.
 struct AdjunctPage {
   AdjunctPin shared;
   PageLease own;
-  [[nodiscard]] int32_t id() const noexcept { return shared ? shared.page() : own.id(); }
+  int32_t loading = -1;
+  [[nodiscard]] int32_t id() const noexcept { return shared ? shared.page() : own ? own.id() : loading; }
 };
 
 // What a running request holds in one window or recurrent group.
@@ -43,12 +45,18 @@ struct AdjunctHold {
   // Window: the blocks [begin, end()), from the first that the earliest step in flight reads.
   int32_t begin = 0;
   std::vector<AdjunctPage> pages;
+  int32_t written = 0;  // the blocks before this one were considered for a copy to the host
 
   // Recurrent: what its steps read and write; behind the last row planned it is the state after `state_at` tokens.
   PageLease state;
   int32_t state_at = 0;
   AdjunctPin from;  // the kept state that its next row, or the one in flight, copies
-  // States at multiples of the interval that a step in flight brings about. A later row goes on in a copy.
+  // Where that comes back from the host: its page, which belongs to the transfer and then, while the others of the load go on, is here.
+  int32_t from_loading = -1;
+  PageLease from_loaded;
+  int32_t from_block = 0;  // the last one before it
+  // States at multiples of the interval that a step in flight brings about, or that wait for what comes back from the host before them.
+  // A later row goes on in a copy.
   struct Kept {
     int32_t position;
     PageLease page;

@@ -68,7 +68,8 @@ class Outcome(IntEnum):
 class HitCut(IntEnum):
     """Why the cache gave a prompt no more than it did, at its first admission.
 
-    NONE: it gave every full page before the last token. NEW: the next page is none that it remembers. EVICTED: it gave that page up for want of room.
+    NONE: it gave every full page before the last token. NEW: the next page is none that it remembers. EVICTED: it gave up that page, or the window
+    or state to go on behind it (RequestInfo.hit_cut_group says whose), for want of room.
     REUSE_BOUND: max_reuse_tokens. STORE_TIMEOUT: the store below did not answer in time. LOAD_FAILED: the host or the store had it, and it did not come.
     BOUNDARY: it has that page, and a window or recurrent group kept nothing to go on behind it, nor gave any up.
     """
@@ -126,7 +127,7 @@ class StateKind(IntEnum):
     COPY = 1
 
 class CacheGroupConfig:
-    """One cache group: ``num_pages`` pages of ``page_size`` tokens, and ``host_pages`` in the host tier (0: none).
+    """One cache group: ``num_pages`` pages of ``page_size`` tokens, and ``host_pages`` in its host tier (0: none).
 
     Group 0 is full; its pages are the blocks in which prefixes are shared. Further full groups have what group 0 has: they share its
     page ids. A window group has its page size too, and a ``window`` (tokens that a token reads, its own included). The pages of a
@@ -307,6 +308,9 @@ class RequestInfo:
     def hit_cut(self) -> HitCut:
         """Why there were no more cached_tokens."""
     @property
+    def hit_cut_group(self) -> int:
+        """The cache group whose window or state was missing where there were no more; 0: the full ones had no more."""
+    @property
     def retractions(self) -> int: ...
     @property
     def queued_us(self) -> int: ...
@@ -370,7 +374,8 @@ class ExecutionPlan:
         """(deltas)."""
     @property
     def state_kind(self) -> _Int32:
-        """(state ops) StateKind. Done before the forward; no state is both source and target in a plan."""
+        """(state ops) StateKind. Done before the forward and after the load-backs of the plan, of which one may bring the source; no
+        state is both source and target in a plan."""
     @property
     def state_group(self) -> _Int32:
         """(state ops) a recurrent group."""
@@ -405,7 +410,8 @@ class ExecutionPlan:
     def write_back_host(self) -> _Int32: ...
     @property
     def load_back_op(self) -> _Int64:
-        """(pages) host page to device page: may start at once; the row that needs it must see it."""
+        """(pages) host page to device page: may start at once; the row that needs it must see it. An op has pages of one group; a row
+        may have several."""
     @property
     def load_back_group(self) -> _Int32: ...
     @property

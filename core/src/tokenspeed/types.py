@@ -8,6 +8,8 @@ from math import prod
 
 __all__ = ["CacheGroup", "FinishReason", "KVLayout"]
 
+_STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
 
 class FinishReason(StrEnum):
     """Why a request ended, as its clients see it."""
@@ -39,7 +41,8 @@ class CacheGroup:
         head_dim: elements of a key head.
         v_head_dim: elements of a value head.
         window: tokens that a token reads, its own included; of window groups.
-        states: shape of each tensor of a layer's state; of recurrent groups. Elements are of the cache's type.
+        states: shape of each tensor of a layer's state; of recurrent groups.
+        state_dtypes: element type of each of them (``float32``, ``bfloat16``, ``float16``); left out, all are of the cache's type.
         interval: tokens between two states that can be kept for other requests, a multiple of the page size; of recurrent groups.
     """
 
@@ -50,6 +53,7 @@ class CacheGroup:
     v_head_dim: int = 0
     window: int = 0
     states: tuple[tuple[int, ...], ...] = ()
+    state_dtypes: tuple[str, ...] = ()
     interval: int = 0
 
     @property
@@ -64,4 +68,5 @@ class CacheGroup:
 
     def bytes_per_state(self, element_bytes: int) -> int:
         """Bytes of one state of all the group's layers on this rank; 0 where it has none."""
-        return len(self.layers) * sum(map(prod, self.states)) * element_bytes
+        own = [_STATE_BYTES[name] for name in self.state_dtypes] or [element_bytes] * len(self.states)
+        return len(self.layers) * sum(prod(shape) * size for shape, size in zip(self.states, own, strict=True))

@@ -77,5 +77,62 @@ TEST(AdjunctCache, AMiscountedPinIsNoticed) {
   EXPECT_THROW(Check(cache, {{pin.page(), 2}}), std::logic_error);
 }
 
+// Publishes and lets go: nobody came back to it.
+void Leave(AdjunctCache& cache, int number) {
+  PageLease page = cache.Take();
+  const AdjunctPin pin = cache.Publish(Name(number), page);
+}
+
+TEST(AdjunctCache, WhatWasLeftBehindGoesBeforeWhatMayBeGoneOnFromAndThatBeforeWhatASessionKeeps) {
+  AdjunctCache cache(3);
+  cache.Keep(Name(1));  // it is not there yet
+  for (const int number : {1, 2, 3}) Leave(cache, number);
+  cache.Warm(Name(2));
+  EXPECT_TRUE(cache.disposable());
+  Check(cache);
+  const PageLease first = cache.Take();
+  EXPECT_FALSE(cache.Has(Name(3)));
+  EXPECT_FALSE(cache.disposable());
+  EXPECT_TRUE(cache.Evicted(Name(3)));
+  const PageLease second = cache.Take();
+  EXPECT_FALSE(cache.Has(Name(2)));
+  EXPECT_TRUE(cache.Has(Name(1)));
+  EXPECT_EQ(cache.kept(), 1);
+  cache.Unkeep(Name(1));
+  EXPECT_EQ(cache.kept(), 0);
+  Check(cache);
+}
+
+TEST(AdjunctCache, APageThatACopyReadsOutlivesItsBlockAndIsFoundByNobody) {
+  AdjunctCache cache(2);
+  Leave(cache, 1);
+  AdjunctPin copy = cache.PinToCopy(Name(1));
+  EXPECT_FALSE(cache.PinToCopy(Name(1))) << "it is on its way already";
+  cache.Drop(Name(1));
+  EXPECT_FALSE(cache.Has(Name(1)));
+  EXPECT_EQ(cache.available(), 1);
+  Check(cache, {{copy.page(), 1}});
+  Leave(cache, 1);  // the same block again, in another page
+  Check(cache, {{copy.page(), 1}});
+  copy = {};
+  EXPECT_EQ(cache.available(), 2);
+  Check(cache);
+}
+
+TEST(AdjunctCache, ACopyOfTheColdestLeavesItTheColdestUnlessItWasUsed) {
+  AdjunctCache cache(3);
+  for (const int number : {1, 2, 3}) Leave(cache, number);
+  std::vector<AdjunctPin> copies = cache.PinCold(2, [](const PageHash&) { return true; });
+  ASSERT_EQ(copies.size(), 2u);
+  { const AdjunctPin used = cache.Pin(Name(2)); }
+  while (!copies.empty()) copies.pop_back();
+  const PageLease first = cache.Take();
+  EXPECT_FALSE(cache.Has(Name(1)));
+  const PageLease second = cache.Take();
+  EXPECT_FALSE(cache.Has(Name(3)));
+  EXPECT_TRUE(cache.Has(Name(2)));
+  Check(cache);
+}
+
 }  // namespace
 }  // namespace tokenspeed

@@ -36,7 +36,7 @@ class ExecutorModel {
     std::vector<int32_t> input;
     std::vector<int32_t> table;  // the slot's row as it stands when the step runs
     int residency;               // which stay of the request in a slot
-    int64_t load = -1;           // the transfer that brings its prefix
+    std::vector<int64_t> loads;  // the transfers that bring its prefix, one for each group
     GroupModel::Tables groups;   // the same of the window and recurrent groups
   };
   struct Step {
@@ -72,7 +72,7 @@ class ExecutorModel {
         tables_(static_cast<size_t>(config.max_num_seqs)),
         content_(static_cast<size_t>(config.groups[0].num_pages) * static_cast<size_t>(page_), 0),
         groups_(config),
-        tiers_(config, content_) {}
+        tiers_(config, CellsOf(config)) {}
 
   void Submitted(const RequestSpec& spec) {
     Known known;
@@ -131,7 +131,7 @@ class ExecutorModel {
       }
       row.residency = found->second.residency;
       for (size_t k = 0; k < plan.load_back.op.size(); ++k) {
-        if (plan.load_back.row[k] == r) row.load = plan.load_back.op[k];
+        if (plan.load_back.row[k] == r && (row.loads.empty() || row.loads.back() != plan.load_back.op[k])) row.loads.push_back(plan.load_back.op[k]);
       }
       Require(row.query >= 1 && (row.extend || row.query <= config_.max_row_width), "a bad row width");
       step.rows.push_back(std::move(row));
@@ -142,7 +142,10 @@ class ExecutorModel {
     CheckLoads(plan, step);
     tiers_.Plan(plan);
     CheckStates(step);
-    for (const Row& row : step.rows) CheckWrites(row);
+    for (const Row& row : step.rows) {
+      CheckWrites(row);
+      CheckNobodyElseUses(row);
+    }
     if (!step.rows.empty()) steps_.push_back(std::move(step));
     Require((plan.mode == ForwardMode::kIdle) == (plan.num_rows() == 0), "the mode does not fit the rows");
   }
@@ -153,11 +156,18 @@ class ExecutorModel {
     steps_.pop_front();
     Results results;
     results.plan_id = step.plan_id;
+    // What comes back from the host is there before states are copied, for it may be the source of a copy.
+    std::map<int32_t, bool> arrived;
+    for (const Row& row : step.rows) {
+      bool& all = arrived[row.slot] = true;
+      for (const int64_t load : row.loads) all = tiers_.Settle(load, pick) && all;
+    }
     groups_.Apply(step.state_ops);
     for (const Row& row : step.rows) {
       const auto found = live_.find(row.id);
       const bool valid = found != live_.end() && found->second.incarnation == row.incarnation;
-      const bool came = row.load < 0 || tiers_.Settle(row.load, pick);
+      const bool came = arrived.at(row.slot);
+      const bool told = std::any_of(row.loads.begin(), row.loads.end(), [&](int64_t load) { return tiers_.ToldAsFailed(load); });
       if (valid && !came) found->second.lost = row.residency;
       const bool lost = valid && found->second.lost == row.residency;
       const bool good = lost || pick(0, 99) < good_percent;
@@ -169,7 +179,7 @@ class ExecutorModel {
       } else {
         switch (pick(0, 4)) {
           case 0: outcome = 2; break;
-          case 1: outcome = std::array<int32_t, 3>{-1, 4, row.load < 0 ? 3 : 4}[static_cast<size_t>(pick(0, 2))]; break;  // 3: it loads nothing
+          case 1: outcome = std::array<int32_t, 3>{-1, 4, row.loads.empty() ? 3 : 4}[static_cast<size_t>(pick(0, 2))]; break;  // 3: it loads nothing
           case 2: count = row.samples ? 0 : 1; break;
           case 3: count = row.samples ? (row.extend ? 1 : row.query) + 1 : -1; break;
           default:
@@ -178,10 +188,10 @@ class ExecutorModel {
         }
       }
       for (int32_t w = 0; w < config_.max_row_width; ++w) results.tokens.push_back(token);
-      if (!came && (!tiers_.Answered(row.load) || pick(0, 1) == 0)) outcome = 3;
+      if (!came && (!told || pick(0, 1) == 0)) outcome = 3;
       if (lost) Scribble(row);
       else if (valid) Compute(found->second, row, good && !row.extend ? std::vector<int32_t>(static_cast<size_t>(count), token) : std::vector<int32_t>{});
-      else groups_.Scribble(row.groups);
+      else Scribble(row);
       results.counts.push_back(count);
       results.outcomes.push_back(outcome);
       results.good.push_back(good);
@@ -200,7 +210,7 @@ class ExecutorModel {
       const bool valid = found != live_.end() && found->second.incarnation == row.incarnation && !found->second.ended &&
                          !found->second.aborted;
       if (valid && found->second.lost == row.residency) {
-        const bool told = row.load >= 0 && results.reload[i];
+        const bool told = !row.loads.empty() && results.reload[i];
         Require((refusal == RowRefusal::kLate) != told && (told ? refusal == RowRefusal::kNone : true), "a row without its prefix was not sent back");
         continue;
       }
@@ -253,23 +263,71 @@ class ExecutorModel {
       return std::find(row.table.begin(), row.table.begin() + static_cast<ptrdiff_t>(pages), page) != row.table.begin() + static_cast<ptrdiff_t>(pages);
     };
     for (size_t k = 0; k < plan.load_back.op.size(); ++k) {
+      const int32_t row_at = plan.load_back.row[k];
+      Require(row_at < plan.num_rows(), "a load back for a row that does not exist");
+      if (plan.load_back.group[k] != 0) {
+        CheckGroupLoad(plan.load_back.group[k], plan.load_back.device[k], plan.load_back.op[k], step);
+        continue;
+      }
       for (const Step& earlier : steps_) {
         for (const Row& row : earlier.rows) Require(!used(row, plan.load_back.device[k]), "a load back writes where a step in flight reads");
       }
       for (const Row& row : step.rows) {
-        if (row.load != plan.load_back.op[k]) Require(!used(row, plan.load_back.device[k]), "a load back writes where another row reads");
+        if (std::find(row.loads.begin(), row.loads.end(), plan.load_back.op[k]) == row.loads.end()) Require(!used(row, plan.load_back.device[k]), "a load back writes where another row reads");
       }
     }
+  }
+  // What a row writes, no step in flight of another stay uses.
+  void CheckNobodyElseUses(const Row& row) {
+    const auto written = groups_.PagesOf(row.groups, row.context, row.query, true);
+    for (const Step& earlier : steps_) {
+      for (const Row& other : earlier.rows) {
+        if (other.id == row.id && other.residency == row.residency && other.incarnation == row.incarnation) continue;
+        for (const auto& page : GroupPagesOf(other)) {
+          Require(std::find(written.begin(), written.end(), page) == written.end(), "a row writes a window or a state that a step in flight uses");
+        }
+      }
+    }
+  }
+  // Those of the window and recurrent groups that it surely reads or writes: a decode's context is an upper bound.
+  [[nodiscard]] std::vector<std::pair<int32_t, int32_t>> GroupPagesOf(const Row& row) const {
+    return groups_.PagesOf(row.groups, row.context, row.query - (row.extend ? 0 : config_.max_row_width - 1), false);
+  }
+  void CheckGroupLoad(int32_t group, int32_t page, int64_t op, const Step& step) {
+    const std::pair target{group, page};
+    const auto uses = [&](const Row& row) {
+      const auto pages = GroupPagesOf(row);
+      return std::find(pages.begin(), pages.end(), target) != pages.end();
+    };
+    for (const Step& earlier : steps_) {
+      for (const Row& row : earlier.rows) Require(!uses(row), "a load back writes a window or a state that a step in flight uses");
+      for (const GroupModel::StateOp& state : earlier.state_ops) {
+        Require(state.group != group || (state.source != page && state.target != page), "a load back writes a state that a step in flight copies");
+      }
+    }
+    for (const Row& row : step.rows) {
+      if (std::find(row.loads.begin(), row.loads.end(), op) == row.loads.end()) Require(!uses(row), "a load back writes where another row reads");
+    }
+    for (const GroupModel::StateOp& state : step.state_ops) Require(state.group != group || state.target != page, "a state is made where one is loaded");
   }
   void CheckWrites(const Row& row) {
     for (int32_t index = row.context / page_; index <= (row.context + row.query - 1) / page_; ++index) {
       Require(static_cast<size_t>(index) < row.table.size(), "a row lacks a page");
-      Require(!tiers_.Moves(row.table[static_cast<size_t>(index)]), "a row writes a page in transfer");
+      Require(!tiers_.Moves(0, row.table[static_cast<size_t>(index)]), "a row writes a page in transfer");
     }
+    for (const auto& [group, page] : groups_.PagesOf(row.groups, row.context, row.query, true)) {
+      Require(!tiers_.Moves(group, page), "a row writes a page of a window, or a state, in transfer");
+    }
+  }
+  [[nodiscard]] std::vector<std::vector<uint64_t>*> CellsOf(const SchedulerConfig& config) {
+    std::vector<std::vector<uint64_t>*> cells;
+    for (size_t g = 0; g < config.groups.size(); ++g) cells.push_back(g == 0 ? &content_ : groups_.CellsOf(g));
+    return cells;
   }
   // A row whose prefix did not come writes garbage.
   void Scribble(const Row& row) {
     for (int32_t position = row.context; position < row.context + row.query; ++position) Cell(row, position) = 0xbad;
+    groups_.Scribble(row.groups, row.context, row.query);
   }
 
   // A state belongs to one row, and what is to be kept is not written; what the plan makes is of use to no step in flight.
@@ -315,7 +373,7 @@ class ExecutorModel {
     Require(begin <= row.context, "the context was planned too short");
     Require(row.extend ? begin == row.context || known.aborted : true, "a chunk does not begin where the last one ended");
     if (known.aborted) {  // what it computes is of no use to anybody
-      groups_.Scribble(row.groups);
+      Scribble(row);
       return;
     }
     Require(row.output_len >= static_cast<int32_t>(known.tokens.size() - known.prompt), "output_lens is too small");

@@ -1,12 +1,13 @@
 // Random operations on small schedulers, with the invariants checked after each.
 //
-//     fuzz_scheduler [--ops N] [--seed S] [--no-tiers] [--groups] [--report] [--minimum M]
+//     fuzz_scheduler [--ops N] [--seed S] [--no-tiers] [--groups [--tiers]] [--report] [--minimum M]
 //
 // Each round makes a scheduler with a random configuration, drives it with random operations (good ones and every kind of misuse),
 // checks it after each, and at the end drains it and checks that nothing is left over. With --report it prints how often each
 // transition and each refusal was reached; with --minimum it fails where one was reached less often. With --no-tiers no round has a host
 // tier, and what needs one is not counted: passing states of copies are rare, and would hide how often the others are reached.
-// With --groups every round has several cache groups, full, window and recurrent ones; those with full ones alone may have a host tier.
+// With --groups every round has several cache groups, full, window and recurrent ones; those with full ones alone may have a host tier,
+// and with --tiers all of them, each group with host pages of its own or none.
 //
 // An executor is simulated beside it: page tables built from deltas, and for every page the tokens whose KV it would hold. Every row
 // must find, through its table, exactly the KV of its own tokens: this is what a wrong page, a page given away too early, or a
@@ -39,8 +40,8 @@ struct Tally {
 
 class Round {
  public:
-  Round(uint64_t seed, bool tiers, bool groups, Tally& tally)
-      : random_(seed), tally_(tally), scheduler_(MakeConfig(tiers, groups)), executor_(scheduler_.config()) {}
+  Round(uint64_t seed, bool tiers, bool groups, bool group_tiers, Tally& tally)
+      : random_(seed), tally_(tally), scheduler_(MakeConfig(tiers, groups, group_tiers)), executor_(scheduler_.config()) {}
 
   int64_t Run(int64_t operations) {
     if (pressed_ && Chance(80)) {
@@ -78,7 +79,7 @@ class Round {
     }
   }
 
-  SchedulerConfig MakeConfig(bool tiers, bool groups) {
+  SchedulerConfig MakeConfig(bool tiers, bool groups, bool group_tiers) {
     SchedulerConfig config;
     const int32_t page_sizes[] = {1, 2, 4, 16};
     // Most rounds are under page pressure: a small pool, many rows, small chunks.
@@ -103,13 +104,20 @@ class Round {
       if (Chance(50)) config.max_row_width = 1;
       AddGroups(config);
     }
+    const bool no_full_host = group_tiers && Chance(8);
     const bool full = std::all_of(config.groups.begin(), config.groups.end(), [](const auto& group) { return group.kind == CacheGroupKind::kFull; });
-    if (tiers && full && config.enable_prefix_caching && Chance(groups ? 75 : 95)) {
+    if (tiers && (full || group_tiers) && config.enable_prefix_caching && Chance(full ? 75 : 90)) {
       const auto host_pages = static_cast<int32_t>(Chance(30) ? Pick(1, 6) : Pick(8, 60));
-      for (CacheGroupConfig& group : config.groups) group.host_pages = host_pages;
+      for (CacheGroupConfig& group : config.groups) {
+        group.host_pages = host_pages;
+        if (full) continue;
+        if (group.kind == CacheGroupKind::kFull) group.host_pages = no_full_host ? 0 : host_pages;
+        else group.host_pages = static_cast<int32_t>(Chance(8) ? 0 : Chance(30) ? Pick(1, 4) : Pick(5, 40));
+      }
       config.write_policy = Chance(50) ? WritePolicy::kThrough : static_cast<WritePolicy>(Pick(1, 2));
-      if (Chance(60)) config.overlap_depth = 1;  // what happens with a step in flight is the rarest
-      config.l3 = Chance(50);
+      if (full && Chance(60)) config.overlap_depth = 1;  // what happens with a step in flight is the rarest
+      config.l3 = full && Chance(50);
+      if (!full) again_percent_ = 70;  // a hit needs all groups
       config.prefetch_threshold = static_cast<int32_t>(Pick(1, 2 * page_size));
       config.prefetch_timeout_us = Chance(20) ? 0 : Pick(1, 2'000);
     }
@@ -118,12 +126,20 @@ class Round {
     return config;
   }
 
+  // Full groups have the events of the first.
+  [[nodiscard]] bool TellsFull(size_t group) const { return scheduler_.config().groups[group].kind == CacheGroupKind::kFull; }
+  [[nodiscard]] bool TellsEvents(size_t group) const { return group == 0 || !TellsFull(group); }
+
   void Check() {
     scheduler_.CheckIntegrity();
     if (!scheduler_.config().kv_events) return;
     replay_.Apply(scheduler_.DrainKvEvents());
     replay_.CheckClosed();
-    if (static_cast<int64_t>(replay_.host()) != scheduler_.Stats().host_pages_cached[0]) Fail("the events of the host do not add up");
+    const SchedulerStats stats = scheduler_.Stats();
+    for (size_t group = 0; group < stats.host_pages_cached.size(); ++group) {
+      if (!TellsEvents(group)) continue;
+      if (replay_.host(group) != stats.host_pages_cached[group]) Fail("the events of the host do not add up");
+    }
   }
 
   // Ends a few transfers, in any order.
@@ -160,7 +176,7 @@ class Round {
     const int64_t longest = std::min<int64_t>(scheduler_.config().max_model_len - 1, int64_t{scheduler_.config().groups[0].num_pages} * page);
     const int64_t length = Pick(1, Chance(pressed_ ? 40 : 70) ? std::min<int64_t>(longest, 6 * page + 3) : longest);
     const int32_t family = static_cast<int32_t>(Pick(0, 2));  // few families, so that prefixes are shared
-    const int64_t shared = Chance(30) ? length : Pick(0, length);
+    const int64_t shared = Chance(again_percent_) ? length : Pick(0, length);
     for (int64_t i = 0; i < length; ++i) spec.tokens.push_back(static_cast<int32_t>(i < shared ? 1'000 * family + i : Pick(0, 3)));
     spec.max_new_tokens = Chance(50) ? Pick(1, 6) : Pick(1, 60);
     if (Chance(10)) spec.salt = "salt";
@@ -225,6 +241,13 @@ class Round {
     }
     const ExecutionPlan& plan = scheduler_.NextExecutionPlan(now_us_);
     executor_.Plan(plan);
+    for (const int32_t group : plan.write_back.group) {
+      if (group > 0) ++tally_.calls["page of a window or state copied to the host"];
+    }
+    for (size_t i = 0; i < plan.load_back.group.size(); ++i) {
+      if (plan.load_back.group[i] == 0) continue;
+      ++tally_.calls[plan.load_back.row[i] < 0 ? "page of a window or state brought up for a session" : "page of a window or state loaded for a row"];
+    }
     for (const int32_t kind : plan.state_kind) ++tally_.calls[kind == static_cast<int32_t>(StateKind::kCopy) ? "state copied" : "state zeroed"];
     AbortInPassing();
   }
@@ -322,8 +345,8 @@ class Round {
       AnswerTransfers(4);
       Check();
     }
-    if (scheduler_.config().kv_events && static_cast<int64_t>(replay_.device()) != scheduler_.Stats().pages_cached[0]) {
-      Fail("the events of the device do not add up");
+    for (size_t group = 0; scheduler_.config().kv_events && group < scheduler_.config().groups.size(); ++group) {
+      if (TellsEvents(group) && replay_.device(group) != scheduler_.Stats().pages_cached[group]) Fail("the events of the device do not add up");
     }
     if (!executor_.live().empty()) Fail("request " + std::to_string(executor_.live().begin()->first) + " was never reported as finished");
     const SchedulerStats stats = scheduler_.Stats();
@@ -334,9 +357,13 @@ class Round {
     if (stats.retracted + stats.waiting + stats.running + stats.leaving + stats.parked != 0) Fail("a count of now is not zero when idle");
     if (stats.submitted != stats.finished + stats.aborted + stats.failed) Fail("the totals do not add up");
     if (scheduler_.config().groups.size() > 1) tally_.calls["token found by all groups"] += stats.prefix_hit_tokens;
+    if (stats.host_pages_total.back() > 0 && !TellsFull(stats.host_pages_total.size() - 1)) {
+      tally_.calls["token of several groups that the host had"] += stats.host_hit_tokens;
+      tally_.calls["request of several groups that was reloaded"] += stats.reloads;
+    }
     (void)scheduler_.FlushCache();
-    if (scheduler_.Stats().host_pages_free[0] != scheduler_.config().groups[0].host_pages) Fail("a host page was lost");
     for (size_t group = 0; group < scheduler_.config().groups.size(); ++group) {
+      if (scheduler_.Stats().host_pages_free[group] != scheduler_.config().groups[group].host_pages) Fail("a host page was lost");
       if (scheduler_.Stats().pages_free[group] != scheduler_.config().groups[group].num_pages) Fail("a page was lost");
     }
     scheduler_.CheckIntegrity();
@@ -349,6 +376,7 @@ class Round {
   std::mt19937_64 random_;
   Tally& tally_;
   bool pressed_ = false;
+  int again_percent_ = 30;  // prompts that others have as well
   int good_percent_ = 85;
   Scheduler scheduler_;
   ExecutorModel executor_;
@@ -395,16 +423,18 @@ int main(int argc, char** argv) {
   bool report = false;
   bool tiers = true;
   bool groups = false;
+  bool group_tiers = false;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name == "--report") report = true;
     else if (name == "--no-tiers") tiers = false;
     else if (name == "--groups") groups = true;
+    else if (name == "--tiers") group_tiers = true;
     else if (name == "--ops" && i + 1 < argc) operations = std::atoll(argv[++i]);
     else if (name == "--seed" && i + 1 < argc) seed = static_cast<uint64_t>(std::atoll(argv[++i]));
     else if (name == "--minimum" && i + 1 < argc) minimum = std::atoll(argv[++i]);
     else {
-      std::fprintf(stderr, "usage: fuzz_scheduler [--ops N] [--seed S] [--no-tiers] [--groups] [--report] [--minimum M]\n");
+      std::fprintf(stderr, "usage: fuzz_scheduler [--ops N] [--seed S] [--no-tiers] [--groups [--tiers]] [--report] [--minimum M]\n");
       return 2;
     }
   }
@@ -412,13 +442,13 @@ int main(int argc, char** argv) {
   int64_t done = 0;
   for (uint64_t round = seed; done < operations; ++round) {
     try {
-      done += tokenspeed::Round(round, tiers, groups, tally).Run(600);
+      done += tokenspeed::Round(round, tiers, groups, group_tiers, tally).Run(600);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(round), error.what());
       return 1;
     }
   }
-  const int64_t lowest = tokenspeed::Report(tally, tiers && !groups, report);
+  const int64_t lowest = tokenspeed::Report(tally, tiers && (!groups || group_tiers), report);
   std::printf("%lld operations, integrity after each; the rarest transition or refusal was reached %lld times\n",
               static_cast<long long>(done), static_cast<long long>(lowest));
   return lowest >= minimum ? 0 : 1;

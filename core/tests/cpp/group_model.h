@@ -2,6 +2,7 @@
 // and behind each state.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -66,6 +67,20 @@ class GroupModel {
     }
   }
 
+  // The cells of a group's pages, page by page.
+  [[nodiscard]] std::vector<uint64_t>* CellsOf(size_t group) { return &content_[group]; }
+  // (group, page) of each page that a row from `begin` on reads or writes; `written`: those alone that it writes.
+  [[nodiscard]] std::vector<std::pair<int32_t, int32_t>> PagesOf(const Tables& tables, int32_t begin, int32_t query, bool written) const {
+    std::vector<std::pair<int32_t, int32_t>> pages = StatesOf(tables);
+    ForEach(CacheGroupKind::kWindow, [&](size_t g) {
+      const int32_t size = config_.groups[g].page_size;
+      const int32_t first = written ? begin : std::max(0, begin - config_.groups[g].window + 1);
+      for (int32_t index = first / size; index <= (begin + query - 1) / size; ++index) {
+        pages.emplace_back(static_cast<int32_t>(g), tables[g].at(static_cast<size_t>(index)));
+      }
+    });
+    return pages;
+  }
   [[nodiscard]] const Tables& TablesOf(int32_t slot) const { return slots_[static_cast<size_t>(slot)]; }
   // (group, page) of each state that a row writes.
   [[nodiscard]] std::vector<std::pair<int32_t, int32_t>> StatesOf(const Tables& tables) const {
@@ -96,8 +111,11 @@ class GroupModel {
     ForEach(CacheGroupKind::kWindow, [&](size_t g) { Cell(g, tables, position) = chain; });
     ForEach(CacheGroupKind::kRecurrent, [&](size_t g) { State(g, tables) = chain; });
   }
-  // A row that does not count writes what it likes into its state.
-  void Scribble(const Tables& tables) {
+  // A row that does not count writes what it likes into its state, and where its tokens go.
+  void Scribble(const Tables& tables, int32_t begin, int32_t query) {
+    for (int32_t position = begin; position < begin + query; ++position) {
+      ForEach(CacheGroupKind::kWindow, [&](size_t g) { Cell(g, tables, position) = 0xbad; });
+    }
     ForEach(CacheGroupKind::kRecurrent, [&](size_t g) { State(g, tables) = 0xbad; });
   }
 

@@ -212,5 +212,23 @@ TEST_F(HostCacheTest, RandomOperationsKeepTheInvariants) {
   }
 }
 
+TEST(FlatHostCache, PagesBuildOnNoneOfTheirGroupAndTheColdestGoesFirst) {
+  KvEventLog events{true};
+  HostCache cache{2, events, 3, HostOrder::kFlat};
+  const auto hashes = Chain("abc");
+  for (int32_t i = 0; i < 2; ++i) {
+    const HostPin pin = cache.Arrive(hashes[static_cast<size_t>(i)], i > 0 ? hashes[0] : PageHash{}, i, 1);
+    cache.Land(pin);
+  }
+  cache.Touch(hashes[1]);
+  { const HostPin pin = cache.Arrive(hashes[2], hashes[1], 2, 2); }
+  EXPECT_FALSE(cache.Ready(hashes[0])) << "the page before goes first where it is colder";
+  EXPECT_TRUE(cache.Ready(hashes[1]));
+  cache.CheckIntegrity({});
+  const KvEvents told = events.Drain();
+  EXPECT_EQ(told.group, std::vector<int32_t>(3, 3));
+  EXPECT_EQ(told.depth, (std::vector<int32_t>{0, 1, 0}));
+}
+
 }  // namespace
 }  // namespace tokenspeed

@@ -58,6 +58,14 @@ TEST(Groups, AGroupThatCannotBeServedIsRefusedByName) {
   refused({Recurrent(8, 4)}, "max_row_width is 2", {.width = 2});
   SchedulerConfig config = With({Recurrent(8, 4)});
   config.groups[0].host_pages = 16;
+  EXPECT_NO_THROW(config.Validate());
+  config.l3 = true;  // a store serves full groups alone
+  EXPECT_THROW(config.Validate(), std::invalid_argument);
+  config.l3 = false;
+  config.groups[0].host_pages = 0;
+  config.groups[1].host_pages = 8;
+  EXPECT_NO_THROW(config.Validate()) << "each group may have host pages or none";
+  config.enable_prefix_caching = false;
   EXPECT_THROW(config.Validate(), std::invalid_argument);
   config.groups = {Window(8, 16)};
   EXPECT_THROW(config.Validate(), std::invalid_argument);
@@ -259,7 +267,8 @@ TEST(Groups, AStateThatWasNeverKeptIsToldFromOneThatWasEvicted) {
   EXPECT_EQ(cut_of(3, 0, 22), HitCut::kBoundary) << "five blocks, and the state behind four";
   EXPECT_EQ(harness.scheduler.InfoOf(3)->cached_tokens, 16);
   EXPECT_EQ(harness.Stats().evicted_pages, 0);
-  for (int32_t other = 0; other < 3; ++other) (void)cut_of(10 + other, 1'000 * (other + 1), 25);
+  // Each twice: a state that nobody went on from would give way before that of the first.
+  for (int32_t other = 0; other < 20; ++other) (void)cut_of(10 + other, 1'000 * (other / 2 + 1), 25);
   EXPECT_GT(harness.Stats().evicted_pages, 0);
   EXPECT_EQ(cut_of(4, 0, 25), HitCut::kEvicted);
 }
@@ -352,6 +361,106 @@ TEST(Groups, WithoutPrefixCachingNothingIsKeptAndNoChunkIsCut) {
   harness.Advance();
   harness.Drain();
   EXPECT_EQ(harness.Stats().pages_free, harness.Stats().pages_total);
+}
+
+// ---- what is shared and what is kept ----
+
+TEST(Groups, ARequestWaitsForAPrefixThatAnotherComputesBehindTheLastKeptState) {
+  Harness harness(With({Recurrent(16, 8)}, {.budget = 12}));
+  harness.Submit(1, Sequence(0, 60), 1);
+  harness.Step();  // 12 tokens: no multiple of the interval yet
+  std::vector<int32_t> fork = Sequence(0, 60);
+  fork.push_back(500);
+  harness.Submit(2, fork, 1);
+  harness.Drain();
+  EXPECT_EQ(harness.Stats().prefill_tokens, 60 + 61 - 48);
+  EXPECT_GT(harness.Stats().inflight_waits, 0);
+}
+
+TEST(Groups, WhereNoBoundaryCanComeOfItARequestDoesNotWait) {
+  Harness harness(With({Recurrent(64, 8)}, {.budget = 12}));
+  harness.Submit(1, Sequence(0, 60), 1);
+  harness.Step();
+  harness.Submit(2, Sequence(0, 61), 1);
+  harness.Step();
+  EXPECT_EQ(harness.Stats().parked, 0);
+  harness.Drain();
+}
+
+TEST(Groups, ALongPromptEvictsWhatItLeftBehindBeforeWhatOthersGoOnFrom) {
+  Harness harness(With({Window(8, 16), Recurrent(8, 8)}, {.pages = 400, .seqs = 1, .budget = 8}));
+  for (int64_t id = 1; id <= 3; ++id) {
+    harness.Submit(id, Sequence(static_cast<int32_t>(10'000 * id), 17), 1);
+    harness.Drain();
+  }
+  harness.Submit(9, Sequence(0, 600), 1);
+  harness.Drain();
+  for (int64_t id = 1; id <= 3; ++id) {
+    harness.Submit(10 + id, Sequence(static_cast<int32_t>(10'000 * id), 18), 1);
+    EXPECT_EQ(harness.Plan().context_lens[0], 16);
+    harness.Advance();
+    harness.Drain();
+  }
+  std::vector<int32_t> next = Sequence(0, 610);
+  harness.Submit(20, next, 1);
+  EXPECT_EQ(harness.Plan().context_lens[0], 600) << "and its own last boundary is there";
+  harness.Advance();
+  harness.Drain();
+}
+
+TEST(Groups, WherePromptsPartAStateIsKeptEvenIfAnotherHasToGo) {
+  Harness harness(With({Recurrent(8, 5)}, {.pages = 400, .seqs = 1, .budget = 64}));
+  for (int64_t id = 1; id <= 6; ++id) {  // the pool is full of last boundaries
+    harness.Submit(id, Sequence(static_cast<int32_t>(1'000 * id), 9), 1);
+    harness.Drain();
+  }
+  for (int64_t id = 11; id <= 13; ++id) {
+    std::vector<int32_t> prompt = Sequence(0, 36);
+    const auto own = Sequence(static_cast<int32_t>(1'000 * id), 24);
+    prompt.insert(prompt.end(), own.begin(), own.end());
+    harness.Submit(id, prompt, 1);
+    harness.Drain();
+  }
+  EXPECT_EQ(harness.scheduler.InfoOf(11)->cached_tokens, 0);
+  EXPECT_EQ(harness.scheduler.InfoOf(12)->cached_tokens, 0) << "the first left nothing in the middle, for no page was to spare";
+  EXPECT_EQ(harness.scheduler.InfoOf(13)->cached_tokens, 32) << "the second found that others part from it there";
+}
+
+TEST(Groups, AStopFromOutsideKeepsTheStateThatAnEndFromInsideKeeps) {
+  Harness harness(With({Recurrent(8, 8)}, {.budget = 16}));
+  harness.Submit(1, Sequence(0, 8), 20);
+  harness.Step();
+  EXPECT_EQ(harness.Stats().pages_cached[1], 0);
+  EXPECT_TRUE(harness.Abort(1, FinishReason::kStop));
+  EXPECT_EQ(harness.Stats().pages_cached[1], 1);
+  harness.Submit(2, Sequence(0, 12), 1);
+  EXPECT_EQ(harness.Plan().context_lens[0], 8);
+  harness.Advance();
+  harness.Drain();
+}
+
+TEST(Groups, AFlushLeavesNoPageThatNothingUses) {
+  Harness harness(With({Window(8, 32), Recurrent(8, 8)}, {.budget = 8}));
+  harness.Submit(1, Sequence(0, 41), 1);
+  for (int step = 0; step < 3; ++step) harness.Step();
+  EXPECT_GT(harness.Stats().pages_cached[1] * harness.Stats().pages_cached[2], 0);
+  harness.scheduler.FlushCache();
+  harness.scheduler.CheckIntegrity();
+  EXPECT_EQ(harness.Stats().pages_cached[1], 0);
+  EXPECT_EQ(harness.Stats().pages_cached[2], 0);
+  harness.Drain();
+}
+
+TEST(Groups, AHitCutForWantOfRoomIsToldFromOneThatNothingWasKeptFor) {
+  Harness harness(With({Recurrent(8, 2)}, {.seqs = 1, .budget = 64}));
+  harness.Submit(1, Sequence(0, 17), 1);
+  harness.Drain();
+  harness.Submit(2, Sequence(500, 17), 1);
+  harness.Drain();
+  harness.Submit(3, Sequence(0, 17), 1);
+  harness.Drain();
+  EXPECT_EQ(harness.scheduler.InfoOf(3)->hit_cut, HitCut::kEvicted);
+  EXPECT_EQ(harness.scheduler.InfoOf(3)->hit_cut_group, 1);
 }
 
 }  // namespace

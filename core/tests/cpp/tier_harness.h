@@ -29,6 +29,7 @@ inline SchedulerConfig ConfigOf(const TierOptions& options) {
 class TierHarness : public Harness {
  public:
   explicit TierHarness(const TierOptions& options) : Harness(ConfigOf(options)) {}
+  explicit TierHarness(const SchedulerConfig& config) : Harness(config) {}
 
   int32_t in_store = 0;  // leading pages that every lookup finds when all is answered
 

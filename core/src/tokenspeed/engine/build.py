@@ -28,7 +28,7 @@ from tokenspeed.engine.graph_setup import Graphs, plan_graphs
 from tokenspeed.engine.kv_events.config import kv_events_of
 from tokenspeed.engine.kv_events.publisher import KVEventPublisher
 from tokenspeed.engine.memory import memory_advice, memory_by_use, pool_flag
-from tokenspeed.engine.pools import count_pages, make_pool
+from tokenspeed.engine.pools import count_pages, group_infos, make_pool
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
 from tokenspeed.engine.tiers import CacheSource, Tiers, make_cache
@@ -349,10 +349,11 @@ def _info(assembly: Assembly, rank: Rank) -> EngineInfo:
         load_seconds=rank.load_seconds,
         plan=assembly.plan.to_json(),
         config=plain,
-        host_pages=sum(rank.cache.host.num_pages) if rank.cache is not None else 0,
+        host_pages=rank.cache.host.num_pages[0] if rank.cache is not None else 0,
         host_bytes=rank.cache.host.nbytes if rank.cache is not None else 0,
         graphs=rank.graphs,
         memory=memory_by_use(rank.platform),
+        groups=group_infos(rank.pool, rank.cache.host.num_pages if rank.cache is not None else ()),
     )
 
 

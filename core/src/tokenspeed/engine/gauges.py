@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tokenspeed._scheduler import Scheduler
+from tokenspeed._scheduler import CacheGroupKind, Scheduler, SchedulerStats
 from tokenspeed.engine.grammars import Grammars
 from tokenspeed.engine.tiers import Tiers
-from tokenspeed.messages import HIT_CUTS, EngineStats
+from tokenspeed.messages import HIT_CUTS, EngineStats, GroupStats
 from tokenspeed.types import FinishReason
 
 __all__ = ["Gauges"]
@@ -79,4 +79,28 @@ class Gauges:
             sessions=stats.sessions,
             retained_pages=stats.retained_pages,
             hits_cut=dict(zip(HIT_CUTS, stats.hits_cut, strict=True)),
+            groups=self._groups(stats),
         )
+
+    def _groups(self, stats: SchedulerStats) -> list[GroupStats]:
+        moved = self._tiers.moved if self._tiers is not None else None
+        found = []
+        for index, group in enumerate(self._scheduler.config.groups):
+            if index and group.kind == CacheGroupKind.FULL:
+                continue  # group 0 has told of their pages
+            found.append(
+                GroupStats(
+                    group=index,
+                    kind=group.kind.name.lower(),
+                    active=stats.pages_active[index],
+                    cached=stats.pages_cached[index],
+                    free=stats.pages_free[index],
+                    host_total=stats.host_pages_total[index],
+                    host_free=stats.host_pages_free[index],
+                    host_cached=stats.host_pages_cached[index],
+                    host_moving=stats.host_pages_moving[index],
+                    written_back=moved.out[index] if moved is not None else 0,
+                    loaded_back=moved.back[index] if moved is not None else 0,
+                )
+            )
+        return found if len(found) > 1 else []

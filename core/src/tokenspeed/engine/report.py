@@ -15,7 +15,7 @@ from tokenspeed.plugins.discovery import BUILTIN
 
 if TYPE_CHECKING:
     from tokenspeed.engine.assembly import Assembly
-    from tokenspeed.messages import EngineInfo
+    from tokenspeed.messages import EngineInfo, GroupInfo
 
 __all__ = ["capacity_text", "explain_text", "to_json"]
 
@@ -130,6 +130,7 @@ def capacity_text(config: EngineConfig, info: EngineInfo) -> str:
     if info.host_pages:
         text = f"{info.host_pages} pages, {size_text(info.host_bytes)}{each}, {config.kvstore_write_policy}"
         lines.append(("host tier", text))
+    lines += [("cache group", _group_text(index, group)) for index, group in enumerate(info.groups)]
     if config.enable_prefix_caching and config.session_retain_percent:
         kept = info.kv_pages * config.session_retain_percent // 100
         lines.append(("sessions", f"keep at most {kept} pages between their turns ({config.session_retain_percent} %)"))
@@ -139,6 +140,14 @@ def capacity_text(config: EngineConfig, info: EngineInfo) -> str:
         parts = [f"{name} {size_text(size)}" for name, size in info.memory.items() if name != "total" and size]
         lines.append(("memory", f"{', '.join(parts)} of {size_text(info.memory['total'])}"))
     return "\n".join(f"  {name:<17} {text}" for name, text in lines)
+
+
+def _group_text(index: int, group: GroupInfo) -> str:
+    """One of several cache groups."""
+    kind = {"window": f"window of {group.span} tokens", "recurrent": f"states, kept every {group.span} tokens"}
+    unit = "states" if group.kind == "recurrent" else "pages"
+    host = f", {group.host_pages} on the host" if group.host_pages else ""
+    return f"{index} {kind.get(group.kind, 'full')}: {group.pages} {unit} of {size_text(group.page_bytes)}{host}"
 
 
 def to_json(assembly: Assembly) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class LiveRequest:
         output: ids generated so far.
         prompt_logprobs: filled chunk by chunk; ``None`` when not asked for or already sent.
         cached_tokens: prompt tokens found in the cache at its first admission; -1 before it. Of these, ``host_tokens`` came back from the host tier, and of
-            these ``storage_tokens`` from the KV store. ``hit_cut``, one of ``HIT_CUTS``, says why there were no more.
+            these ``storage_tokens`` from the KV store. ``hit_cut``, one of ``HIT_CUTS``, says why no more, ``hit_cut_group`` in which cache group.
         grammar: what its tokens must match, once that is compiled; ``grammar_us`` is when it was, or when the request ended waiting for it.
     """
 
@@ -55,6 +55,7 @@ class LiveRequest:
     host_tokens: int = 0
     storage_tokens: int = 0
     hit_cut: str = "none"
+    hit_cut_group: int = 0
     scheduled_us: int = 0
     first_token_us: int = 0
     preemptions: int = 0
@@ -74,6 +75,7 @@ class LiveRequest:
             info.storage_tokens,
             HIT_CUTS[info.hit_cut],
         )
+        self.hit_cut_group = info.hit_cut_group
 
     def enter_slot(self, slot: int, context_len: int, now_us: int) -> SlotRequest:
         """It begins, or goes on after a retraction, in ``slot`` with ``context_len`` tokens found in the cache."""
@@ -124,6 +126,7 @@ class LiveRequest:
             host_tokens=self.host_tokens,
             storage_tokens=self.storage_tokens,
             hit_cut=self.hit_cut,
+            hit_cut_group=self.hit_cut_group,
             decode_tok_s=decoded * 1e6 / decode_us if decoded > 0 and decode_us > 0 else 0.0,
         )
 

@@ -21,12 +21,12 @@ from tokenspeed.interfaces.kvstore import KVNamespace, KVStore, KVStoreContext
 from tokenspeed.interfaces.platform import Platform
 from tokenspeed.messages import TierStats
 from tokenspeed.plugins.selection import load_target
-from tokenspeed.runtime.cache_executor import CacheExecutor
+from tokenspeed.runtime.cache_executor import CacheExecutor, CacheStats
 from tokenspeed.runtime.cache_ops import runs
-from tokenspeed.runtime.host_pool import HostPool, host_pages
-from tokenspeed.runtime.kv_pool import KVPool
-from tokenspeed.runtime.page_copies import staging_bytes
+from tokenspeed.runtime.host_pool import HostPool, host_pages, part_bytes
+from tokenspeed.runtime.kv_pool import KVPool, named_groups
 from tokenspeed.runtime.store_guard import StoreGuard
+from tokenspeed.runtime.stream_copies import staging_bytes
 from tokenspeed.types import CacheGroup
 from tokenspeed.weights.fingerprint import fingerprint
 
@@ -94,10 +94,10 @@ class Tiers:
                 "store_evicted": sum(lane.counters.get("evicted", 0) for lane in lanes),
             }
         return TierStats(
-            host_pages=sum(stats.host_pages_total),
-            host_free=sum(stats.host_pages_free),
-            host_cached=sum(stats.host_pages_cached),
-            host_moving=sum(stats.host_pages_moving),
+            host_pages=stats.host_pages_total[0],
+            host_free=stats.host_pages_free[0],
+            host_cached=stats.host_pages_cached[0],
+            host_moving=stats.host_pages_moving[0],
             store_up=(True, True) if store is None else (store.lanes[0].up, store.lanes[1].up),
             host_hit_tokens=stats.host_hit_tokens,
             storage_hit_tokens=stats.storage_hit_tokens,
@@ -119,6 +119,11 @@ class Tiers:
             reloads=stats.reloads,
             **{"prefetched_bytes": 0, "stored_bytes": 0, **figures},
         )
+
+    @property
+    def moved(self) -> CacheStats:
+        """What rank 0 has copied."""
+        return self._own.stats
 
     @property
     def busy(self) -> bool:
@@ -184,19 +189,39 @@ def host_pages_of(assembly: Assembly, pool: KVPool, *, ranks: int, pinned: bool)
         pinned: the memory is taken at once. Otherwise it is as pages are first written, and what other ranks asked for does not show yet.
 
     Raises:
-        ConfigError: no host page can be had where one is asked for, or more than the machine has or can give.
+        ConfigError: no host page can be had where one is asked for, or more than the machine has or can give; a store that cannot serve the model.
     """
     config = assembly.config
+    if config.kvstore is not None and (other := [group.kind for group in pool.groups if not group.keeps_all]):
+        raise ConfigError(
+            f"--kvstore {config.kvstore}: a KV store serves models with full attention alone so far, and this one has {' and '.join(other)} layers; "
+            "leave it out, and give --kvstore-ratio or --kvstore-size for a host tier without one"
+        )
     ratio, size = tier_size(config)
-    page_bytes = [_page_bytes(pool, group) for group in range(len(pool.groups))]
+    page_bytes = [
+        sum(part_bytes(tensor) for _, tensors in pool.page_tensors(group) for tensor in tensors)
+        for group in range(len(pool.groups))
+    ]
     pages = host_pages(page_bytes, pool.num_pages, ratio=ratio, size=size)
-    if not any(pages) and (size is not None or config.kvstore is not None):
-        flag = "--kvstore-ratio" if size is None else "--kvstore-size"
+    flag = "--kvstore-ratio" if size is None else "--kvstore-size"
+    if not any(pages):
+        if size is None and config.kvstore is None:
+            return []
         raise ConfigError(
             f"{flag}: the host tier holds no page of {max(page_bytes)} bytes, and a KV store needs one; raise it"
         )
+    for group, count, each in zip(pool.groups, pages, page_bytes, strict=True):
+        # A prefix is of use only where all that a window reads is there.
+        least = max(1, -(-(group.window - 1) // assembly.page_size))
+        if count < least:
+            what = {"recurrent": "state", "window": f"page of a window of {group.window} tokens"}.get(
+                group.kind, "page"
+            )
+            raise ConfigError(
+                f"{flag}: the host tier holds {count} of {least} times {each} bytes, the least that makes a {what} of use; raise it"
+            )
     _check_memory(sum(map(int.__mul__, page_bytes, pages)), ranks=ranks, pinned=pinned)
-    return pages if any(pages) else []
+    return pages
 
 
 def _check_memory(need: int, *, ranks: int, pinned: bool) -> None:
@@ -225,11 +250,6 @@ def make_cache(
     pages = host_pages_of(assembly, pool, ranks=world_size, pinned=pinned)
     if not pages:
         return None
-    if len(pool.groups) > 1:
-        raise ConfigError(
-            f"the host tier serves models with one cache group so far, and this one has {len(pool.groups)}: leave out --kvstore, --kvstore-ratio and "
-            "--kvstore-size"
-        )
     host = HostPool(pool, pages, pinned=pinned)
     store, timeout_s = None, config.kvstore_timeout_ms / 1000
     if (spec := assembly.kv_store) is not None:
@@ -257,7 +277,7 @@ def _namespaces(assembly: Assembly, pool: KVPool, host: HostPool, rank: int, wor
     model = fingerprint(assembly.model)
     spaces = []
     for index, group in enumerate(pool.groups):
-        layers = f"{group.kind} {','.join(map(str, group.layers))} heads {group.kv_heads} of {group.head_dim}/{group.v_head_dim}"
+        layers = "; ".join(_describe(each) for each in named_groups(pool.groups, index))
         spaces.append(
             KVNamespace(
                 model=model,
@@ -265,7 +285,7 @@ def _namespaces(assembly: Assembly, pool: KVPool, host: HostPool, rank: int, wor
                 revision=f"1 {config.dtype}",
                 dtype=config.kv_cache_dtype,
                 layout=f"{pool.layout.value} {layers}",
-                page_size=pool.page_sizes[index],
+                page_size=pool.page_sizes[index] or group.interval,
                 page_bytes=host.page_bytes[index],
                 group=index,
                 rank=rank,
@@ -275,5 +295,10 @@ def _namespaces(assembly: Assembly, pool: KVPool, host: HostPool, rank: int, wor
     return spaces
 
 
-def _page_bytes(pool: KVPool, group: int) -> int:
-    return sum(t[0].numel() * t.element_size() for _, tensors in pool.page_tensors(group) for t in tensors)
+def _describe(group: CacheGroup) -> str:
+    """What a page of ``group`` holds, for the name of its pages in a store."""
+    layers = f"{group.kind} {','.join(map(str, group.layers))}"
+    if group.kind == "recurrent":
+        return f"{layers} states {group.states} {group.state_dtypes}"
+    window = f" window {group.window}" if group.kind == "window" else ""
+    return f"{layers} heads {group.kv_heads} of {group.head_dim}/{group.v_head_dim}{window}"

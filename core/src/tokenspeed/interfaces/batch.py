@@ -22,7 +22,7 @@ class HostBatch:
         query_lens: (rows) tokens computed in this step.
         seq_lens: (rows) ``context_lens + query_lens``.
         prefix_intervals: (n, 4) ``row_begin, row_end, first_page_index, pages``: decode rows that share the same pages of the full groups; nested,
-            outer first.
+            outer first. They say nothing of windows: there one row may have given back what another still reads.
     """
 
     slots: np.ndarray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ class StateSource(Protocol):
         """The model's cache groups."""
 
     def states(self, index: int) -> tuple[torch.Tensor, ...]:
-        """States of one layer; each tensor is (states, ...)."""
+        """States of one layer; each tensor is (states + 1, ...)."""
 
 
 class RecurrentLayer(Layer):
@@ -32,9 +32,15 @@ class RecurrentLayer(Layer):
     row and leaves there what it is behind the row's last token.
 
     Attributes:
-        states: the tensors of this layer, (states, ...) each; empty until ``bind_states``.
+        captures: a step of decodes may be captured: ``forward`` launches the same work whatever the rows are, and reads on the device alone which state is
+            whose (``batch.slot_mapping[group_index]``, one a token). Rows that fill such a step up share a state that is no request's.
+        captures_extend: the same of a step with pieces of prompts, whose rows may be empty.
+        states: the tensors of this layer, (states + 1, ...) each, the last one no request's; empty until ``bind_states``.
         group_index: its cache group, once bound.
     """
+
+    captures: ClassVar[bool] = False
+    captures_extend: ClassVar[bool] = False
 
     def __init__(self, layer_index: int) -> None:
         super().__init__()

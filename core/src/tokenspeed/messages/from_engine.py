@@ -44,6 +44,7 @@ class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
         host_tokens: of ``cached_tokens``, those that came back from the host tier.
         storage_tokens: of ``host_tokens``, those that the KV store gave for this request.
         hit_cut: why the cache gave no more: one of ``HIT_CUTS``.
+        hit_cut_group: the cache group that lacked it: 0 for full attention, others where a window or a state could not be resumed any later.
     """
 
     prompt_tokens: int
@@ -60,6 +61,7 @@ class RequestStats(msgspec.Struct, array_like=True, omit_defaults=True, frozen=T
     host_tokens: int = 0
     storage_tokens: int = 0
     hit_cut: str = "none"
+    hit_cut_group: int = 0
 
 
 class TokenOutput(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
@@ -93,6 +95,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     """The tiers below the device: gauges, then cumulative counters. Bytes and what concerns the store are rank 0's.
 
     Attributes:
+        host_pages, host_free, host_cached, host_moving: of cache group 0; ``EngineStats.groups`` has all.
         host_full: pages that were not written back because every host page was in use.
         bad_pages, lost_pages: pages of the store that were damaged, or that it did not have although it said so.
         store_up: the store takes calls, for loads and for saves; true where there is none.
@@ -133,8 +136,34 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     store_evicted: int = 0
 
 
+class GroupStats(msgspec.Struct, array_like=True, frozen=True):
+    """Pages of one cache group, or states of a recurrent one: gauges by tier, then pages moved so far, as rank 0 counts them.
+
+    Attributes:
+        group: its index; full groups move in lockstep and are told of once, as group 0.
+        kind: ``full`` (latents too), ``window`` or ``recurrent``.
+    """
+
+    group: int
+    kind: str
+    active: int
+    cached: int
+    free: int
+    host_total: int = 0
+    host_free: int = 0
+    host_cached: int = 0
+    host_moving: int = 0
+    written_back: int = 0
+    loaded_back: int = 0
+
+
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):
-    """Gauges and cumulative counters of the engine at one moment; sent after steps (at most every 100 ms) and once more when it goes idle."""
+    """Gauges and cumulative counters of the engine at one moment; sent after steps (at most every 100 ms) and once more when it goes idle.
+
+    Attributes:
+        pages_active, pages_cached, pages_free: of cache group 0.
+        groups: every cache group, where the model has windows or states besides full attention; empty otherwise.
+    """
 
     waiting: int
     running: int
@@ -161,6 +190,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     sessions: int = 0
     retained_pages: int = 0
     hits_cut: dict[str, int] = {}
+    groups: list[GroupStats] = []
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):
@@ -170,15 +200,34 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True, frozen=True):
     stats: EngineStats | None = None
 
 
+class GroupInfo(msgspec.Struct, array_like=True, frozen=True):
+    """A cache group as the engine sized it.
+
+    Attributes:
+        kind: ``full`` (latents too; all full groups as one), ``window`` or ``recurrent``.
+        span: tokens of a window, or between two states that can be kept; 0 otherwise.
+        pages, host_pages: on the device and the host; states of a recurrent group.
+        page_bytes: of one page or state, in all its layers.
+    """
+
+    kind: str
+    span: int
+    pages: int
+    host_pages: int
+    page_bytes: int
+
+
 class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     """What the running engine is, for ``/get_server_info`` and the start-up block.
 
     Attributes:
         plan: the verified plugin plan and selections, plain JSON.
         config: the effective settings, plain JSON.
-        host_pages: of the host tier, of all cache groups; 0 without one. It and the sizes are those of one rank.
+        kv_pages: of cache group 0.
+        host_pages: of the host tier, of cache group 0; 0 without one. It and the sizes are those of one rank.
         graphs: how many graphs were captured, of what and in what time, or why there are none or fewer than could be; empty where the platform has none.
         memory: bytes of the device by use (``weights``, ``kv``, ``graphs``, ``steps``, ``free``) and in ``total``; empty where the platform does not tell.
+        groups: every cache group, where the model has windows or states besides full attention; empty otherwise.
     """
 
     max_model_len: int
@@ -196,6 +245,7 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     host_bytes: int = 0
     graphs: str = ""
     memory: dict[str, int] = {}
+    groups: list[GroupInfo] = []
 
 
 class EngineReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,9 +17,10 @@ import torch
 
 from tokenspeed.runtime.cache_ops import CacheOps, Hashes, Int32, Int64, Operation, runs
 from tokenspeed.runtime.host_pool import HostPool
-from tokenspeed.runtime.page_copies import PageCopies, PageMove, StreamCopies, ThreadCopies
+from tokenspeed.runtime.page_copies import PageCopies, PageMove, ThreadCopies
 from tokenspeed.runtime.store_guard import StoreGuard
 from tokenspeed.runtime.store_lane import StoreLane
+from tokenspeed.runtime.stream_copies import StreamCopies
 
 __all__ = ["CacheExecutor", "CacheStats"]
 
@@ -31,7 +33,7 @@ _POLL_S = 0.0002
 
 @dataclass
 class CacheStats:
-    """What was moved; cumulative. Pages and bytes."""
+    """What was moved; cumulative. Pages and bytes; ``out`` and ``back`` are pages to and from the host by cache group."""
 
     written_back: int = 0
     written_back_bytes: int = 0
@@ -39,6 +41,8 @@ class CacheStats:
     loaded_back_bytes: int = 0
     failed: int = 0
     refused: int = 0
+    out: Counter[int] = field(default_factory=Counter)
+    back: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass(eq=False)
@@ -153,6 +157,13 @@ class CacheExecutor:
         if self._loading:
             self._copies.wait_layer(layer)
 
+    def wait_states(self) -> None:
+        """States are about to be copied, and the forward to read them."""
+        if self._loading:
+            for group in self.host.state_groups:
+                for part in self.host.parts[group]:
+                    self._copies.wait_layer(part.layer)
+
     def wait_layers(self) -> None:
         """A captured forward is about to run."""
         if self._loading:
@@ -249,8 +260,10 @@ class CacheExecutor:
         if kind == "write_back":
             self.stats.written_back += pages
             self.stats.written_back_bytes += size
+            self.stats.out[group] += pages
         elif kind == "load_back":
             self.stats.loaded_back += pages
             self.stats.loaded_back_bytes += size
+            self.stats.back[group] += pages
         if kind in ("write_back", "load_back"):
             self.stats.failed += asked - pages

@@ -77,6 +77,9 @@ class ModelExecutor:
     def use_states(self, pool: KVPool) -> None:
         """Zero and copy the states of ``pool``'s recurrent groups before the steps that need it."""
         self._states = pool
+        for index, group in enumerate(pool.groups):
+            if group.kind == "recurrent":
+                self._tables.set_spare(index, pool.num_pages[index])
 
     @property
     def mixed_sizes(self) -> tuple[int, ...]:
@@ -95,6 +98,7 @@ class ModelExecutor:
         self._tables.apply(plan.delta_group, plan.delta_slot, plan.delta_index, plan.delta_page)
         if self._cache is not None:
             self._cache.begin_plan(plan)
+            self._cache.wait_states()  # one that comes from the host may be copied at once
         if self._states is not None and len(plan.state_kind):
             self._states.prepare_states(plan.state_kind, plan.state_group, plan.state_source, plan.state_target)
         if not plan.num_rows:

@@ -184,6 +184,9 @@ class DecodeGraphs:
         batch.page_tables = [table.index_select(0, slots) for table in self._tables.device]
         batch.slot_mapping = []
         for table, page_size in zip(batch.page_tables, self._page_sizes, strict=True):
+            if page_size == 0:  # a state; rows that only fill up have one of their own
+                batch.slot_mapping.append(table[:, 0].to(torch.int64))
+                continue
             page = table.gather(1, (where // page_size).unsqueeze(1)).squeeze(1)
             place = page.to(torch.int64) * page_size + where % page_size
             batch.slot_mapping.append(torch.where(slots == self._tables.spare, self._minus_one, place))

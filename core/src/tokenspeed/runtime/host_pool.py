@@ -1,4 +1,7 @@
-"""The host tier of one rank: rows of memory, each of which holds one page of every layer of its cache group."""
+"""The host tier of one rank: rows of memory, each of which holds what one page of its cache group names: keys and values of every layer, or a state.
+
+Full groups move in lockstep under one page id, so that a host page of group 0 holds the layers of all of them, and the others have host pages of no bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 
 from tokenspeed.runtime.kv_pool import KVPool
 
-__all__ = ["HostPool", "PageParts", "host_pages"]
+__all__ = ["HostPool", "PageParts", "host_pages", "part_bytes"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,11 @@ def part_bytes(tensor: torch.Tensor) -> int:
 
 
 def host_pages(page_bytes: Sequence[int], device_pages: Sequence[int], *, ratio: float, size: int | None) -> list[int]:
-    """Host pages of each group: ``ratio`` times the device's, or what ``size`` bytes hold with the same shares."""
+    """Host pages of each group: ``ratio`` times the device's, or what ``size`` bytes hold with the same shares; not all pages are of no bytes."""
     if size is None:
         return [int(pages * ratio) for pages in device_pages]
     total = sum(each * pages for each, pages in zip(page_bytes, device_pages, strict=True))
-    return [int(pages * size / total) for pages in device_pages]
+    return [pages * size // total for pages in device_pages]
 
 
 class HostPool:
@@ -52,6 +55,8 @@ class HostPool:
         self.parts: list[list[PageParts]] = []
         self.page_bytes: list[int] = []
         self.num_pages = tuple(pages)
+        #: groups whose pages are states: these are copied and zeroed before the forward, which reads a layer's pages when it comes to it
+        self.state_groups = frozenset(i for i, group in enumerate(pool.groups) if group.kind == "recurrent")
         self._rows: list[torch.Tensor] = []
         for index, count in enumerate(pages):
             parts, offset = [], 0

@@ -11,12 +11,25 @@ import torch
 
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.attention import LayerKV
+from tokenspeed.layers.dtypes import dtype_from_name
 from tokenspeed.runtime.transfer import upload
 from tokenspeed.types import CacheGroup, KVLayout
 
-__all__ = ["KVPool", "further_pages", "pages_in_budget", "pages_in_tokens", "storage_bytes"]
+__all__ = [
+    "KVPool",
+    "further_pages",
+    "layer_bytes",
+    "named_groups",
+    "pages_in_budget",
+    "pages_in_tokens",
+    "storage_bytes",
+    "unpaid_pages",
+]
 
 Int32 = npt.NDArray[np.int32]
+
+#: Pages of a group, where memory sets no bound.
+_MOST_UNPAID = 1 << 20
 
 
 def pages_in_tokens(max_total_tokens: int, page_size: int) -> int:
@@ -54,31 +67,61 @@ def further_pages(
     *,
     rows: int,
     max_model_len: int,
+    prompt_tokens: int = 0,
     budget_bytes: int | None = None,
 ) -> list[int]:
     """Pages of the window groups and states of the recurrent ones, in their order; 0 for full groups.
 
-    What ``rows`` requests use at once, and as much again to keep for others (states: three times as many, one for each turn's end and its forks). Of a
-    budget they take half at most, in these proportions, but never less than one request needs.
+    What ``rows`` requests use at once, and as much again to keep for others (states: three times as many, one for each turn's end and its forks); and
+    what the ``prompt_tokens`` of all steps at once lie on. Of a budget they take half at most, in these proportions, but never less than one request needs;
+    all of it, for more to keep, where full groups cost nothing.
     """
-    # A step in flight keeps its window while the next is planned.
+    # A step in flight keeps its window while the next is planned; and a prompt holds what its steps read and write, whatever its window.
     longest = -(-max_model_len // page_size) + 1
+    chunks = -(-prompt_tokens // page_size)
     want, least, each = [], [], []
     for group in groups:
         window = min((group.window + page_size - 1) // page_size + 1, longest) if group.kind == "window" else 0
         states = 1 if group.kind == "recurrent" else 0
-        want.append(2 * rows * window + 4 * rows * states)
+        want.append(min(2 * rows * window + chunks, 2 * rows * longest) if window else 4 * rows * states)
         least.append(max((group.window + page_size - 1) // page_size + 1, 1) if window else 2 * states)
         each.append(
             group.bytes_per_state(element_bytes) if states else page_size * group.bytes_per_token(element_bytes)
         )
     total = sum(map(int.__mul__, want, each))
-    share = 1.0 if budget_bytes is None or total == 0 else min(1.0, budget_bytes / 2 / total)
+    if budget_bytes is None or total == 0:
+        share = 1.0
+    elif any(group.keeps_all and group.bytes_per_token(element_bytes) for group in groups):
+        share = min(1.0, budget_bytes / 2 / total)
+    else:
+        share = min(budget_bytes / total, _MOST_UNPAID / max(want))
     return [max(low, int(share * pages)) for pages, low in zip(want, least, strict=True)]
 
 
+def unpaid_pages(page_size: int, *, rows: int, max_model_len: int) -> int:
+    """Pages of full groups without layers, which cost no device memory but a little of the scheduler's: what ``rows`` requests use, and as many to keep."""
+    longest = -(-max_model_len // page_size)
+    return max(longest, min(2 * rows * longest, _MOST_UNPAID))
+
+
+def named_groups(groups: Sequence[CacheGroup], index: int) -> list[CacheGroup]:
+    """The groups that a page of group ``index`` belongs to: all full ones under the first of them, none under the others, itself for a window or states."""
+    if not groups[index].keeps_all:
+        return [groups[index]]
+    return [group for group in groups if group.keeps_all] if index == 0 else []
+
+
+def layer_bytes(group: CacheGroup, page_size: int, element_bytes: int) -> list[int]:
+    """Bytes of one page, or one state, in each tensor of a layer of ``group``."""
+    if group.kind == "recurrent":
+        sizes = [dtype_from_name(name).itemsize for name in group.state_dtypes] or [element_bytes] * len(group.states)
+        return [prod(shape) * size for shape, size in zip(group.states, sizes, strict=True)]
+    dims = [group.head_dim] if group.kind == "mla" else [group.head_dim, group.v_head_dim]
+    return [page_size * group.kv_heads * dim * element_bytes for dim in dims]
+
+
 class KVPool:
-    """Keys and values, or states, of every layer on this rank.
+    """Keys and values, or states, of every layer on this rank. States are of the type that their group names, or else of ``dtype``.
 
     Memory is reserved at once but touched only when a page is first written (host devices), and starts as zeros: a masked read of a page that was
     never written yields no NaN.
@@ -107,7 +150,11 @@ class KVPool:
         for group, page_size, pages in zip(self.groups, self.page_sizes, self.num_pages, strict=True):
             for index in group.layers:
                 if group.kind == "recurrent":
-                    self._states[index] = tuple(_zeros((pages, *shape), dtype, device) for shape in group.states)
+                    # One more than the scheduler knows of: rows that only fill a captured step up have it.
+                    self._states[index] = tuple(
+                        _zeros((pages + 1, *shape), each, device)
+                        for shape, each in zip(group.states, _state_dtypes(group, dtype), strict=True)
+                    )
                     continue
                 k = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.head_dim), dtype, device)
                 if group.kind == "mla":
@@ -121,7 +168,7 @@ class KVPool:
         return self._layers[index]
 
     def states(self, index: int) -> tuple[torch.Tensor, ...]:
-        """States of recurrent model layer ``index``: each tensor is (states, ...)."""
+        """States of recurrent model layer ``index``: each tensor is (states + 1, ...), the last one of which belongs to no request."""
         return self._states[index]
 
     @property
@@ -140,13 +187,21 @@ class KVPool:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def page_tensors(self, group: int) -> list[tuple[int, tuple[torch.Tensor, ...]]]:
-        """(layer, tensors) of each layer of a group, in order; the first axis of every tensor is its pages or states. Values that are a part of the keys are
-        not told of again."""
-        if self.groups[group].kind == "recurrent":
-            return [(layer, self._states[layer]) for layer in self.groups[group].layers]
-        latent = self.groups[group].kind == "mla"
-        kvs = [(layer, self._layers[layer]) for layer in self.groups[group].layers]
-        return [(layer, (kv.k,) if latent else (kv.k, kv.v)) for layer, kv in kvs]
+        """(layer, tensors) of what a page of ``group`` names, in the order of layers; the first axis of every tensor is the pages or states.
+
+        Full groups move in lockstep under one page id: group 0 tells of the layers of all of them, the others of none. Values that are a part of the keys are
+        not told of again.
+        """
+        found = []
+        for each in named_groups(self.groups, group):
+            for layer in each.layers:
+                if each.kind == "recurrent":
+                    tensors = self._states[layer]
+                else:
+                    kv = self._layers[layer]
+                    tensors = (kv.k,) if each.kind == "mla" else (kv.k, kv.v)
+                found.append((layer, tensors))
+        return sorted(found, key=lambda each: each[0])
 
     def prepare_states(self, kinds: Int32, groups: Int32, sources: Int32, targets: Int32) -> None:
         """Before a step: state ``targets[i]`` of ``groups[i]`` becomes zero (kind 0) or a copy of state ``sources[i]`` (kind 1). No state is both source and
@@ -176,6 +231,10 @@ class KVPool:
 
     def layer_written(self, index: int) -> None:
         """Called after layer ``index`` wrote its pages; a transfer that drains them layer by layer starts here."""
+
+
+def _state_dtypes(group: CacheGroup, dtype: torch.dtype) -> list[torch.dtype]:
+    return [dtype_from_name(name) for name in group.state_dtypes] or [dtype] * len(group.states)
 
 
 def _shape(layout: KVLayout, pages: int, page_size: int, heads: int, head_dim: int) -> tuple[int, int, int, int]:

@@ -256,8 +256,11 @@ class MixedGraphs:
         self._last_tokens.index_copy_(0, fields["out_slots"].to(torch.int64), tokens.clamp_min(0))
 
     def _places(self, slots: torch.Tensor, positions: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Where each token's keys and values go, per cache group; -1 for those of no row."""
+        """Where each token's keys and values go, per cache group, -1 for those of no row; or its row's state, of which there is one for those of no row."""
         for table, page_size in zip(self._tables.device, self._page_sizes, strict=True):
+            if page_size == 0:
+                yield table[:, 0].index_select(0, slots).to(torch.int64)
+                continue
             page = table.view(-1).index_select(0, slots * table.shape[1] + positions // page_size)
             place = page.to(torch.int64) * page_size + positions % page_size
             yield torch.where(slots == self._tables.spare, self._minus_one, place)

@@ -44,6 +44,12 @@ class PageTables:
         self.device: tuple[torch.Tensor, ...] = tuple(tensors[group] for group in self._own)
         self._mirrored = not on_host
 
+    def set_spare(self, group: int, page: int) -> None:
+        """Rows of the spare slot have ``page`` of ``group`` from now on; in a group of states they write there."""
+        self.host[group][self.spare] = page
+        if self._mirrored:
+            self.device[group][self.spare] = page
+
     def apply(self, groups: Int32, slots: Int32, indices: Int32, pages: Int32) -> None:
         """Set ``table[groups[i]][slots[i], indices[i]] = pages[i]`` for all i; of two writes to one entry the later wins. What concerns groups that share a
         table names the first of them."""

@@ -60,15 +60,16 @@ class StoreGuard:
         self.namespaces = tuple(namespaces)
         self.counters = StoreCounters()
         self._timeout_s = timeout_s
-        self._frame_bytes = frame_bytes(max(space.page_bytes for space in namespaces))
-        self._frames = max(1, min(_MOST_FRAMES, _STAGING_BYTES // self._frame_bytes))
+        sizes = [frame_bytes(space.page_bytes) for space in namespaces]
+        #: frames of one call, by group: few where they are large, such as states
+        self._frames = [max(1, min(_MOST_FRAMES, _STAGING_BYTES // size)) for size in sizes]
         # Used by both threads, one operation of the dictionary at a time.
         self._bad: OrderedDict[tuple[int, bytes], None] = OrderedDict()
 
         def probe(store: KVStore) -> None:
             store.exists(self.namespaces[0], [bytes(16)], timeout_s)
 
-        size = self._frames * self._frame_bytes
+        size = max(map(int.__mul__, self._frames, sizes))
         self._loads, self._saves = (
             StoreLane(make, name=name, staging_bytes=size, probe=probe, patience_s=max(patience_s, timeout_s))
             for name in ("loads", "saves")
@@ -109,7 +110,7 @@ class StoreGuard:
         """Fill ``pages`` from the front; how many of them are whole."""
         loaded = 0
         while loaded < len(keys):
-            end = min(loaded + self._frames, len(keys))
+            end = min(loaded + self._frames[group], len(keys))
             here = self._load(group, keys[loaded:end], pages[loaded:end], deadline_s)
             loaded += here
             if loaded < end:
@@ -122,7 +123,7 @@ class StoreGuard:
         """Keep ``pages``; how many of the leading ones are there now, those included that were there already."""
         saved = 0
         while saved < len(keys):
-            end = min(saved + self._frames, len(keys))
+            end = min(saved + self._frames[group], len(keys))
             here = self._save(group, keys[saved:end], pages[saved:end], deadline_s)
             saved += here
             if saved < end:
@@ -200,7 +201,7 @@ class StoreGuard:
 
     def _slices(self, staging: npt.NDArray[np.uint8], space: KVNamespace, count: int) -> list[Frame]:
         size = frame_bytes(space.page_bytes)
-        return [staging[i * self._frame_bytes : i * self._frame_bytes + size] for i in range(count)]
+        return [staging[i * size : (i + 1) * size] for i in range(count)]
 
     def _until_bad(self, group: int, keys: Sequence[bytes]) -> Sequence[bytes]:
         for index, key in enumerate(keys):

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from tokenspeed.messages import HIT_CUTS
 
 if TYPE_CHECKING:
-    from tokenspeed.messages import TierStats
+    from tokenspeed.messages import GroupStats, TierStats
     from tokenspeed.serving.engine_client import EngineClient
     from tokenspeed.serving.generation import Choice
 
@@ -155,6 +155,7 @@ class _Exposition(Collector):
         for state in ("active", "cached", "free"):
             pages.add_metric([state], getattr(stats, f"pages_{state}"))
         yield pages
+        yield from _groups(stats.groups)
         yield _gauge("sessions", "Sessions whose pages are kept for their next turn.", stats.sessions)
         yield _gauge("retained_pages", "KV pages kept for sessions.", stats.retained_pages)
         asked = stats.prompt_tokens
@@ -185,6 +186,32 @@ class _Exposition(Collector):
         yield _counter("grammar_failures", "Requests that were refused for their grammar.", stats.grammar_failures)
         if stats.tiers is not None:
             yield from _tiers(stats.tiers)
+
+
+def _groups(groups: list[GroupStats]) -> Iterator[Metric]:
+    """Nothing where full attention is all that a model has: ``kv_pages`` and ``host_pages`` tell of that."""
+    if not groups:
+        return
+    pages = GaugeMetricFamily(
+        "tokenspeed:group_pages",
+        "Pages, or states of a recurrent group, by tier and state.",
+        labels=["group", "kind", "tier", "state"],
+    )
+    moved = CounterMetricFamily(
+        "tokenspeed:group_pages_moved",
+        "Pages that rank 0 moved between device and host.",
+        labels=["group", "kind", "operation"],
+    )
+    for group in groups:
+        name = [str(group.group), group.kind]
+        for state in ("active", "cached", "free"):
+            pages.add_metric([*name, "device", state], getattr(group, state))
+        for state in ("total", "free", "cached", "moving"):
+            pages.add_metric([*name, "host", state], getattr(group, f"host_{state}"))
+        moved.add_metric([*name, "write_back"], group.written_back)
+        moved.add_metric([*name, "load_back"], group.loaded_back)
+    yield pages
+    yield moved
 
 
 def _tiers(t: TierStats) -> Iterator[Metric]:

@@ -157,6 +157,38 @@ class AttentionBackendSuite:
         sessions = setup.grown(3, 18, 40)
         setup.check(extend=[(Session(), 19)], decode=[(session, 1) for session in sessions])
 
+    @pytest.mark.parametrize("reach", [(0, 3), (1, 1), (2, 0)], ids=lambda reach: f"{reach[0]} pages and {reach[1]}")
+    def test_pages_behind_a_window_are_not_read(self, setup: _Bench, reach: tuple[int, int]) -> None:
+        """They were given back, and another request may write anything there; of what is not a number no mask makes nothing, since 0 x NaN is NaN."""
+        if "window" not in self.spec.supports.kinds or setup.latent:
+            pytest.skip("the spec does not list the kind window, or this is another kind")
+        size = setup.page_size
+        bench = setup.with_window(reach[0] * size + reach[1])
+        sessions = bench.grown(3, size, 2 * size + 1, 4 * size - 1, 5 * size)
+        bench.give_back(sessions)
+        bench.check(extend=[(session, count) for session, count in zip(sessions, (9, 1, 30, 2, 17), strict=True)])
+        bench.give_back(sessions)
+        bench.check(decode=[(session, 1) for session in sessions])
+        bench.check(decode=[(session, 3) for session in sessions])
+        bench.give_back(sessions)
+        bench.check(extend=[(sessions[4], 20), (Session(), 7)], decode=[(session, 1) for session in sessions[:4]])
+
+    def test_rows_that_share_a_prefix_have_windows_of_their_own(self, setup: _Bench) -> None:
+        """Intervals speak of full groups: here the first row has given back what the others still read, and the second has other pages."""
+        if "window" not in self.spec.supports.kinds or setup.latent:
+            pytest.skip("the spec does not list the kind window, or this is another kind")
+        size = setup.page_size
+        bench = setup.with_window(2 * size + 3)
+        pages = -(-512 // size)  # backends may find less not worth a pass of its own
+        (root,) = bench.grown(pages * size)
+        ahead, *rows = (bench.cache.share(root, pages * size) for _ in range(3))
+        bench.step(extend=[(ahead, size + 1)])
+        twin, *_ = bench.grown(pages * size)
+        twin.pages[: pages - 1] = root.pages[: pages - 1]
+        every = [ahead, twin, *rows]
+        bench.give_back(every)
+        bench.check(decode=[(row, 1) for row in every], intervals=[(0, len(every), 0, pages)])
+
     def test_sinks(self, setup: _Bench) -> None:
         """Attention sinks take part in the softmax and add no value."""
         if not self.spec.supports.sinks:
@@ -182,18 +214,21 @@ class _Bench:
         heads: tuple[int, int],
         dim: int,
         rank: int = 0,
+        window: int = 0,
     ) -> None:
         device = torch.device(suite.device)
         self.latent = rank > 0
-        kind = "mla" if self.latent else "full"
-        group = CacheGroup(kind=kind, layers=(0, 1), kv_heads=heads[1], head_dim=dim, v_head_dim=rank or dim)
+        kind = "mla" if self.latent else "window" if window else "full"
+        shape: dict[str, Any] = {"kv_heads": heads[1], "head_dim": dim, "v_head_dim": rank or dim}
+        group = CacheGroup(kind=kind, layers=(0, 1), window=window, **shape)
         registry = kernel_registry(
             *suite.kernels, platform=suite.platform, capability=suite.capability, device=suite.device
         )
+        self._made_of = (suite, layout, page_size, dtype, kv_dtype, heads, dim)
         self.page_size, self.q_heads, self.group, self.dtype = page_size, heads[0], group, _DTYPES[dtype]
         self.tolerance = suite.tolerance[dtype]
         self.cache = PagedCache(
-            [group], page_size=page_size, num_pages=96, layout=layout, dtype=_DTYPES[kv_dtype], device=device
+            [group], page_size=page_size, num_pages=320, layout=layout, dtype=_DTYPES[kv_dtype], device=device
         )
         context = attention_context(
             group,
@@ -207,8 +242,27 @@ class _Bench:
         )
         self.backend: AttentionBackend = load_target(suite.spec.target)(context)
         self.reference = TorchAttention(context)
-        self.layers = [AttentionLayer(index=0, scale=dim**-0.5), AttentionLayer(index=1, scale=0.3)]
+        self.layers = [
+            AttentionLayer(index=index, scale=scale, window=window) for index, scale in enumerate((dim**-0.5, 0.3))
+        ]
+        self._foreign = -1
         self.random = torch.Generator().manual_seed(3)
+
+    def with_window(self, window: int) -> _Bench:
+        """The same over pages of a window group."""
+        return _Bench(*self._made_of, window=window)
+
+    def give_back(self, sessions: Sequence[Session]) -> None:
+        """Let tables name, for what no later token of ``sessions`` reads, a page that holds what is not a number."""
+        if self._foreign < 0:
+            self._foreign = self.cache.foreign()
+        for session in sessions:
+            behind = max(0, session.length - self.group.window + 1) // self.page_size
+            session.pages[:behind] = [self._foreign] * behind
+
+    def step(self, extend: list[tuple[Session, int]]) -> None:
+        """Append tokens without computing anything."""
+        self._store(self.cache.batch(extend=[(session, [0] * count) for session, count in extend]))
 
     def grown(self, *lengths: int) -> list[Session]:
         """Sessions that already hold so many tokens."""

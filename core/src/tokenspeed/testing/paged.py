@@ -79,6 +79,10 @@ class PagedCache:
         """A new session that begins with the first ``tokens`` (whole pages) of another and holds the same pages."""
         return Session(session.pages[: tokens // self.page_size], tokens // self.page_size * self.page_size)
 
+    def foreign(self) -> int:
+        """A page that is nobody's, and stays as it is: not a number."""
+        return int(self._free.pop())
+
     def close(self, session: Session) -> None:
         """Give the session's pages back (not for sessions that share)."""
         self._free.extend(session.pages)

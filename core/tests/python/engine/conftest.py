@@ -6,7 +6,10 @@ A wrong page, position, input id or late result changes the hash, so equal token
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ import torch
 
 from tokenspeed._scheduler import Scheduler
 from tokenspeed.builtin.kernels.sampling import apply_bitmask
+from tokenspeed.builtin.memory_store import MemoryStore
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.channel import LocalChannel
 from tokenspeed.engine.control import Control
@@ -24,9 +28,11 @@ from tokenspeed.engine.grammar_compiler import Compiled
 from tokenspeed.engine.grammars import Compiler, Grammars
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
+from tokenspeed.engine.tiers import Tiers
 from tokenspeed.errors import GrammarError
 from tokenspeed.interfaces.batch import ForwardBatch
 from tokenspeed.interfaces.grammar import GrammarContext, GrammarLimits, GrammarRequest
+from tokenspeed.interfaces.kvstore import KVNamespace, KVStoreContext
 from tokenspeed.interfaces.model import CausalLM
 from tokenspeed.messages import (
     ControlRequest,
@@ -37,18 +43,26 @@ from tokenspeed.messages import (
     SamplingParams,
     TokenOutput,
 )
+from tokenspeed.runtime.cache_executor import CacheExecutor
 from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.grammar import GrammarStore, SlotGrammars
+from tokenspeed.runtime.host_pool import HostPool
 from tokenspeed.runtime.kv_pool import KVPool
+from tokenspeed.runtime.page_copies import PageCopies
 from tokenspeed.runtime.page_tables import make_tables
 from tokenspeed.runtime.reference_sampler import reference_sample
 from tokenspeed.runtime.sampler import Sampler
 from tokenspeed.runtime.slot_sampling import SlotSampling
+from tokenspeed.runtime.store_guard import StoreGuard
 from tokenspeed.testing.grammar_backend import allowed_tokens
 from tokenspeed.testing.tiny_grammar import TinyGrammarBackend
 from tokenspeed.types import CacheGroup, KVLayout
 
+sys.path.insert(0, str(Path(__file__).parent))  # for ``hybrid``
+
 CPU = torch.device("cpu")
+#: How long anything may take on a machine that is busy with other things.
+PATIENCE_S = 60.0
 VOCAB = 997
 PAGE = 4
 
@@ -174,6 +188,9 @@ class Rig:
         make_model: Callable[[KVPool], CausalLM] | None = None,
         groups: Sequence[CacheGroup] = (),
         further_pages: Sequence[int] = (),
+        host_pages: Sequence[int] = (),
+        copies: Callable[..., PageCopies] | None = None,
+        **tiers: Any,
     ) -> None:
         groups = groups or HashModel.cache_groups(None, 1)
         sizes = [0 if group.kind == "recurrent" else PAGE for group in groups]
@@ -189,8 +206,11 @@ class Rig:
             max_model_len=max_model_len,
             disable_overlap_schedule=not overlap,
             enable_prefix_caching=prefix_caching,
+            **tiers,
         )
-        self.scheduler = Scheduler(scheduler_config(settings, num_pages=num_pages, groups=groups))
+        self.scheduler = Scheduler(
+            scheduler_config(settings, num_pages=num_pages, host_pages=host_pages, groups=groups)
+        )
         model = HashModel(pool, poison) if make_model is None else make_model(pool)
         state = SlotSampling(max_slots=max_num_seqs, vocab_size=VOCAB, device=CPU)
         self.store = GrammarStore(TinyGrammarBackend(grammar_context()))
@@ -213,7 +233,11 @@ class Rig:
         )
         self.executor.use_states(pool)
         self.channel = LocalChannel()
-        self.gauges = Gauges(self.scheduler, grammars)
+        self.cache, below = self._cache(pool, host_pages, copies, stored=settings.kvstore is not None), None
+        if self.cache is not None:
+            self.executor.use_cache(self.cache)
+            below = Tiers(self.scheduler, self.cache, self.cache)
+        self.gauges = Gauges(self.scheduler, grammars, below)
         info = EngineInfo(max_model_len, VOCAB, PAGE, pages, pool.nbytes, 0, "float32", "cpu", 0.0, {}, {})
         self.control = Control(scheduler=self.scheduler, gauges=self.gauges, info=info)
         extra = {} if clock is None else {"clock": clock}
@@ -225,12 +249,33 @@ class Rig:
             control=self.control,
             gauges=self.gauges,
             grammars=grammars,
+            tiers=below,
             overlap_depth=int(overlap),
             **extra,
         )
         self.outputs: dict[int, list[TokenOutput]] = {}
         self.stats: list[Any] = []
         self.replies: list[Any] = []
+
+    def _cache(
+        self, pool: KVPool, pages: Sequence[int], copies: Callable[..., PageCopies] | None, *, stored: bool
+    ) -> CacheExecutor | None:
+        """The tiers, with a store that outlives neither them nor the rig."""
+        if not pages:
+            return None
+        host, shared = HostPool(pool, pages, pinned=False), dict[str, Any]()
+
+        def make(staging: Any) -> MemoryStore:
+            return MemoryStore(KVStoreContext(staging=staging, timeout_s=PATIENCE_S, shared=shared))
+
+        spaces = [
+            KVNamespace(model="hash", dtype="float32", layout="NHD", page_size=PAGE, page_bytes=size, group=index)
+            for index, size in enumerate(host.page_bytes)
+        ]
+        store = StoreGuard(make, spaces, timeout_s=PATIENCE_S) if stored else None
+        cache = CacheExecutor(host, device=CPU, store=store, timeout_s=PATIENCE_S, copies=copies)
+        pool.use_transfers(cache.wait_layer)
+        return cache
 
     def add(
         self,
@@ -240,18 +285,23 @@ class Rig:
         priority: int = 0,
         salt: bytes = b"",
         grammar: Grammar | None = None,
+        session: int = -1,
+        retain_us: int = 0,
         **params: Any,
     ) -> None:
         params = {"max_new_tokens": 8, "temperature": 0.0, **params}
         tokens = np.array(prompt, dtype="<i4").tobytes()
-        self.send(GenerateRequest(rid, tokens, SamplingParams(**params), 0.0, priority, salt, grammar))
+        self.send(
+            GenerateRequest(rid, tokens, SamplingParams(**params), 0.0, priority, salt, grammar, session, retain_us)
+        )
 
     def send(self, message: Any) -> None:
         self.channel.to_engine.append(message)
 
-    def ask(self, method: str) -> Any:
-        self.send(ControlRequest(1, method))
-        self.turn()
+    def ask(self, method: str, session: int = -1) -> Any:
+        self.send(ControlRequest(1, method, session))
+        while not self.replies:
+            self.turn()
         return self.replies.pop()
 
     def turn(self) -> bool:
@@ -271,9 +321,16 @@ class Rig:
         return progressed
 
     def run(self, limit: int = 2000) -> None:
-        for _ in range(limit):
-            if not self.turn() and not self.loop.busy and not self.channel.to_engine:
+        """To the end of all requests, the tiers at rest. Turns in which there is nothing to do but to wait for a copy do not count."""
+        turns, end = 0, time.monotonic() + PATIENCE_S
+        while turns < limit and time.monotonic() < end:
+            progressed = self.turn()
+            moving = self.loop._tiers is not None and self.loop._tiers.busy
+            if not progressed and not self.loop.busy and not self.channel.to_engine and not moving:
                 return
+            turns += progressed or not moving
+            if moving and not progressed:
+                time.sleep(0.0001)
         raise AssertionError("the engine did not come to rest")
 
     def tokens(self, rid: int) -> list[int]:
@@ -291,9 +348,19 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def make_rig() -> type[Rig]:
-    """Makes engines."""
-    return Rig
+def make_rig() -> Iterator[Callable[..., Rig]]:
+    """Makes engines, and ends those that have threads."""
+    threaded: list[Rig] = []
+
+    def make(**options: Any) -> Rig:
+        rig = Rig(**options)
+        if rig.cache is not None:
+            threaded.append(rig)
+        return rig
+
+    yield make
+    for rig in threaded:
+        rig.loop.close()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
-"""A model of two full groups, a window and a recurrent state gives the tokens of a run without cache, pressure or neighbours, whatever the scheduler does.
-
-Its next token is a hash of what it finds in all of them: a page or a state that is another's, stale or missing changes it.
-"""
+"""A model of two full groups, a window and a recurrent state (``hybrid``) gives the tokens of a run without cache, pressure or neighbours, whatever
+the scheduler does."""
 
 from __future__ import annotations
 
@@ -9,102 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from hybrid import GROUPS, HybridHashModel, continuation, prompts
 
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.local import LocalEngine
-from tokenspeed.errors import ConfigError
-from tokenspeed.interfaces.batch import ForwardBatch
-from tokenspeed.interfaces.model import CausalLM
 from tokenspeed.messages import SamplingParams
-from tokenspeed.runtime.kv_pool import KVPool
-from tokenspeed.types import CacheGroup
 from tokenspeed.weights.describe import describe_model
-
-PAGE, VOCAB, WINDOW, INTERVAL = 4, 997, 6, 8
-GROUPS = (
-    CacheGroup(kind="full", layers=(0,), kv_heads=1, head_dim=1, v_head_dim=1),
-    CacheGroup(kind="window", layers=(1,), kv_heads=1, head_dim=1, v_head_dim=1, window=WINDOW),
-    CacheGroup(kind="recurrent", layers=(2,), states=((2,), (1, 1)), interval=INTERVAL),
-    CacheGroup(kind="full", layers=(3,), kv_heads=2, head_dim=1, v_head_dim=1),
-)
-
-
-def step(state: int, token: int) -> int:
-    """The recurrence."""
-    return (state * 31 + token + 1) % 65_521
-
-
-def run(tokens: Sequence[int]) -> int:
-    """The state behind ``tokens``; a zero state is that behind none."""
-    state = 0
-    for token in tokens:
-        state = step(state, token)
-    return state
-
-
-def choose(full: Sequence[int], twin: Sequence[int], window: Sequence[int], state: int) -> int:
-    """The next token, of what each group holds."""
-    return (run(full) + 3 * run(twin) + 7 * run(window) + 11 * state) % VOCAB
-
-
-def continuation(prompt: Sequence[int], count: int) -> list[int]:
-    """``count`` tokens after ``prompt``, by the definition."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(choose(tokens, tokens, tokens[-WINDOW:], run(tokens)))
-    return tokens[len(prompt) :]
-
-
-class HybridHashModel(CausalLM):
-    """Writes token ids into the pages of three groups and steps the state of the fourth, then reads all of them."""
-
-    def __init__(self, pool: KVPool) -> None:
-        super().__init__()
-        self.pages = {group: pool.layer(GROUPS[group].layers[0]).k[..., 0, :] for group in (0, 1, 3)}
-        self.state, self.mirror = pool.states(2)  # (states, 2), (states, 1, 1)
-
-    @classmethod
-    def cache_groups(cls, config: Any, tp_size: int) -> list[CacheGroup]:
-        return list(GROUPS)
-
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        for group, pages in self.pages.items():
-            pages.reshape(-1)[batch.slot_mapping[group]] = batch.input_ids.float() + 1
-        start, hidden = batch.query_start.tolist(), []
-        for row in range(batch.num_rows):
-            length = int(batch.seq_lens[row])
-            begin = length - (start[row + 1] - start[row])
-            full, twin = self.read(0, batch, row, 0, length), self.read(3, batch, row, 0, length)
-            first = max(0, begin - WINDOW + 1)
-            window = self.read(1, batch, row, first, length)
-            at = int(batch.page_tables[2][row, 0])
-            assert batch.slot_mapping[2][start[row] : start[row + 1]].eq(at).all()
-            state = int(self.state[at, 0])
-            assert state == int(self.state[at, 1]) == int(self.mirror[at, 0, 0])
-            for end in range(begin + 1, length + 1):
-                state = step(state, full[end - 1])
-                hidden.append(
-                    [choose(full[:end], twin[:end], window[max(0, end - WINDOW - first) : end - first], state)]
-                )
-            self.state[at] = self.mirror[at] = state
-        return torch.tensor(hidden, dtype=torch.float32)
-
-    def read(self, group: int, batch: ForwardBatch, row: int, begin: int, end: int) -> list[int]:
-        """Tokens [begin, end) of a row, from the pages that its table names for them and no others."""
-        pages = batch.page_tables[group][row, begin // PAGE : -(-end // PAGE)].long()
-        found: list[int] = (self.pages[group][pages].reshape(-1) - 1).long().tolist()
-        return found[begin % PAGE : begin % PAGE + end - begin]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return -(torch.arange(VOCAB)[None] - hidden).abs()
-
-    def load_weights(self, weights: Any) -> set[str]:
-        return set()
-
 
 Make = Callable[..., Any]
 
@@ -120,17 +30,6 @@ def make(make_rig: Make) -> Make:
         )
 
     return rig
-
-
-def prompts(count: int, seed: int = 0) -> list[list[int]]:
-    """Few families, so that prefixes are shared, and lengths on both sides of pages and intervals."""
-    random = np.random.default_rng(seed)
-    made = []
-    for _ in range(count):
-        shared, own = int(random.integers(0, 30)), int(random.integers(1, 12))
-        family = int(random.integers(0, 3))
-        made.append([*range(100 * family, 100 * family + shared), *random.integers(400, 900, own).tolist()])
-    return made
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -219,10 +118,3 @@ def test_one_budget_is_shared_by_all_groups() -> None:
     assert engine.info.kv_bytes <= 4 << 20
     assert engine.info.kv_bytes > 4_100_000
     assert engine.info.kv_pages > 1000
-
-
-def test_a_host_tier_is_refused_where_it_would_serve_only_a_part() -> None:
-    with pytest.raises(
-        ConfigError, match=r"the host tier serves models with one cache group so far, and this one has 3"
-    ):
-        toy(max_total_tokens=256, kvstore_ratio=1.0)

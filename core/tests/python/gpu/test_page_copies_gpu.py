@@ -11,7 +11,8 @@ import torch
 
 from tokenspeed.runtime.host_pool import HostPool
 from tokenspeed.runtime.kv_pool import KVPool
-from tokenspeed.runtime.page_copies import PageMove, StreamCopies
+from tokenspeed.runtime.page_copies import PageMove
+from tokenspeed.runtime.stream_copies import StreamCopies
 from tokenspeed.types import CacheGroup, KVLayout
 
 pytestmark = pytest.mark.gpu
@@ -20,27 +21,39 @@ PAGES, HOST = 100, 120
 LAYERS = 10
 GROUPS = (
     CacheGroup(kind="full", layers=(*range(LAYERS - 1),), kv_heads=2, head_dim=64, v_head_dim=32),
-    CacheGroup(kind="full", layers=(LAYERS - 1,), kv_heads=1, head_dim=128, v_head_dim=128),
+    CacheGroup(kind="window", layers=(LAYERS - 1,), kv_heads=1, head_dim=128, v_head_dim=128, window=32),
+)
+#: Two full groups under one page id, and states of two types.
+MIXED = (
+    CacheGroup(kind="full", layers=(0, 2), kv_heads=2, head_dim=64, v_head_dim=32),
+    CacheGroup(
+        kind="recurrent",
+        layers=(1, 3),
+        states=((4, 64, 64), (192, 3)),
+        state_dtypes=("float32", "bfloat16"),
+        interval=64,
+    ),
+    CacheGroup(kind="full", layers=(4,), kv_heads=1, head_dim=64, v_head_dim=64),
 )
 #: Cycles that a kernel keeps the device busy: tens of milliseconds.
 BUSY = 100_000_000
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, groups: tuple[CacheGroup, ...] = GROUPS) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.pool = KVPool(
-            GROUPS,
+            groups,
             layout=KVLayout.HND,
-            page_sizes=[16, 16],
-            num_pages=[PAGES] * 2,
+            page_sizes=[0 if group.kind == "recurrent" else 16 for group in groups],
+            num_pages=[PAGES] * len(groups),
             dtype=torch.bfloat16,
             device=self.device,
         )
         for tensor in self.pool.tensors:
             tensor.normal_()
         self.done: dict[int, int] = {}
-        self.host = HostPool(self.pool, [HOST] * 2, pinned=True)
+        self.host = HostPool(self.pool, [HOST] * len(groups), pinned=True)
         self.copies = StreamCopies(self.host, self.done.__setitem__, device=self.device, layers=4, chunk=32)
         torch.cuda.synchronize()
 
@@ -80,6 +93,34 @@ def test_pages_go_out_and_come_back_in_every_layer(bench: Bench) -> None:
         others = sorted(set(range(PAGES)) - set(those))
         assert torch.equal(tensor[those], old[those])
         assert not tensor[others].any()
+
+
+def test_a_state_that_comes_from_the_host_is_copied_when_it_has_come(bench: Bench) -> None:
+    """Without the host waiting, and beside pages of full groups: a plan loads a state back and copies it before its step."""
+    del bench
+    mixed = Bench(MIXED)
+    before = [tensor.clone() for tensor in mixed.pool.tensors]
+    mixed.copies.write_back(mixed.moves((1, 0, [7, 8], [0, 1]), (2, 1, [5], [9])))
+    mixed.copies.settle()
+    for tensor in mixed.pool.tensors:
+        tensor.zero_()
+    torch.cuda._sleep(BUSY)  # the step before still runs
+    began = time.monotonic()
+    mixed.copies.load_back(mixed.moves((3, 0, [7, 8], [0, 1]), (4, 1, [6], [9])))
+    for layer in (1, 3):
+        mixed.copies.wait_layer(layer)
+    mixed.pool.prepare_states(*(np.array([value], dtype=np.int32) for value in (1, 1, 6, 2)))
+    assert time.monotonic() - began < 0.02
+    mixed.copies.wait_all()
+    for tensor, old in zip(mixed.pool.tensors, before, strict=True):
+        if tensor.shape[0] > PAGES:
+            assert torch.equal(tensor[2], old[5])
+            assert torch.equal(tensor[6], old[5])
+        else:
+            assert torch.equal(tensor[[7, 8]], old[[7, 8]])
+    mixed.copies.settle()
+    assert mixed.done == {1: 2, 2: 1, 3: 2, 4: 1}
+    mixed.copies.close()
 
 
 def test_a_layer_reads_its_pages_after_they_have_come_without_the_host_waiting(bench: Bench) -> None:

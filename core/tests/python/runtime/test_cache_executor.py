@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,19 +25,34 @@ from tokenspeed.types import CacheGroup, KVLayout
 
 GROUPS = (
     CacheGroup(kind="full", layers=(0, 2), kv_heads=2, head_dim=4, v_head_dim=3),
-    CacheGroup(kind="full", layers=(1,), kv_heads=1, head_dim=8, v_head_dim=8),
+    CacheGroup(kind="window", layers=(1,), kv_heads=1, head_dim=8, v_head_dim=8, window=9),
+)
+#: Full groups in lockstep around the others, and states of several tensors and types.
+MIXED = (
+    CacheGroup(kind="full", layers=(4, 0), kv_heads=2, head_dim=4, v_head_dim=3),
+    CacheGroup(kind="window", layers=(1,), kv_heads=1, head_dim=8, v_head_dim=8, window=9),
+    CacheGroup(
+        kind="recurrent",
+        layers=(2, 5),
+        states=((3, 5), (7,), ()),
+        state_dtypes=("float32", "bfloat16", "float16"),
+        interval=8,
+    ),
+    CacheGroup(kind="mla", layers=(3,), kv_heads=1, head_dim=6, v_head_dim=4),
 )
 DEVICE_PAGES, HOST_PAGES = 6, 8
 #: How long anything may take on a machine that is busy with other things.
 PATIENCE_S = 60.0
 
 
-def make_pool(layout: KVLayout = KVLayout.NHD, dtype: torch.dtype = torch.float32) -> KVPool:
+def make_pool(
+    layout: KVLayout = KVLayout.NHD, dtype: torch.dtype = torch.float32, groups: Sequence[CacheGroup] = GROUPS
+) -> KVPool:
     pool = KVPool(
-        GROUPS,
+        groups,
         layout=layout,
-        page_sizes=[4, 4],
-        num_pages=[DEVICE_PAGES] * 2,
+        page_sizes=[0 if group.kind == "recurrent" else 4 for group in groups],
+        num_pages=[DEVICE_PAGES] * len(groups),
         dtype=dtype,
         device=torch.device("cpu"),
     )
@@ -66,7 +81,7 @@ def ops(**pages: list[tuple[int, ...]]) -> CacheOps:
 class Bench:
     def __init__(self, pool: KVPool, copies: Callable[..., PageCopies] | None = None) -> None:
         self.pool = pool
-        self.host = HostPool(pool, [HOST_PAGES] * 2, pinned=False)
+        self.host = HostPool(pool, [HOST_PAGES] * len(pool.groups), pinned=False)
         self.shared: dict[str, Any] = {}
         spaces = [
             KVNamespace(model="m", dtype="float32", layout="NHD", page_size=4, page_bytes=size, group=index)
@@ -119,6 +134,74 @@ def test_a_page_that_went_to_the_host_comes_back_in_every_layer(layout: KVLayout
     bench.executor.close()
 
 
+def named_by(pool: KVPool, group: int) -> list[torch.Tensor]:
+    """The tensors whose first axis a page of ``group`` names, by the declarations."""
+    kinds = ("full", "mla") if group == 0 else (pool.groups[group].kind,)
+    layers = sorted(layer for each in pool.groups if each.kind in kinds for layer in each.layers)
+    found = [pool.states(i) if pool.groups[group].kind == "recurrent" else pool.layer(i) for i in layers]
+    return [tensor for each in found for tensor in (each if isinstance(each, tuple) else (each.k, each.v))]
+
+
+def test_a_page_holds_all_that_its_group_has_and_groups_do_not_meet() -> None:
+    """Two full groups and a latent one share a page id; windows and states have numbers of their own, though equal ones."""
+    bench = Bench(make_pool(groups=MIXED))
+    before = [[tensor.clone() for tensor in named_by(bench.pool, group)] for group in range(3)]
+    assert bench.run(ops(write_back=[(1, 0, 2, 7), (2, 1, 2, 7), (3, 2, 2, 7), (3, 2, 5, 0)])) == {1: 1, 2: 1, 3: 2}
+    for tensor in bench.pool.tensors:
+        tensor.zero_()
+    for group, moved in ((2, {5: 2, 2: 5}), (0, {1: 2}), (1, {0: 2})):
+        back = ops(load_back=[(9 - group, group, 7 if old == 2 else 0, new, 0) for new, old in moved.items()])
+        assert bench.run(back) == {9 - group: len(moved)}
+        for tensor, old in zip(named_by(bench.pool, group), before[group], strict=True):
+            for page in range(len(tensor)):
+                assert torch.equal(tensor[page], old[moved[page]] if page in moved else torch.zeros_like(old[0]))
+        for other in range(3):
+            if other not in (2, 0, 1)[: (2, 0, 1).index(group) + 1]:
+                assert not any(tensor.any() for tensor in named_by(bench.pool, other))
+    assert (dict(bench.executor.stats.out), dict(bench.executor.stats.back)) == ({0: 1, 1: 1, 2: 2}, {0: 1, 1: 1, 2: 2})
+    bench.executor.close()
+
+
+def test_a_host_page_takes_the_bytes_that_its_groups_declare() -> None:
+    pool = make_pool(groups=MIXED, dtype=torch.bfloat16)
+    host = HostPool(pool, [HOST_PAGES] * 4, pinned=False)
+    full = 4 * (MIXED[0].bytes_per_token(2) + MIXED[3].bytes_per_token(2))
+    assert host.page_bytes == [full, 4 * MIXED[1].bytes_per_token(2), MIXED[2].bytes_per_state(2), 0]
+    assert MIXED[2].bytes_per_state(2) == 2 * (15 * 4 + 7 * 2 + 2)
+    assert [[part.layer for part in parts] for parts in host.parts] == [[0, 3, 4], [1], [2, 5], []]
+    assert host.nbytes == HOST_PAGES * sum(host.page_bytes)
+
+
+def test_groups_have_names_of_their_own_in_the_store() -> None:
+    """A state, a window's page and a full page of one block have the same hash."""
+    bench = Bench(make_pool(groups=MIXED))
+    before = [[tensor.clone() for tensor in named_by(bench.pool, group)] for group in range(3)]
+    bench.run(ops(write_back=[(1, 0, 1, 1), (2, 1, 2, 1), (3, 2, 3, 1)]))
+    assert bench.run(ops(store=[(4, 2, 1, 10)])) == {4: 1}
+    assert bench.run(ops(lookup=[(5, 0, 10), (6, 1, 10), (7, 2, 10)])) == {5: 0, 6: 0, 7: 1}
+    bench.run(ops(store=[(8, 0, 1, 10), (9, 1, 1, 10)]))
+    assert bench.run(ops(prefetch=[(10, 0, 4, 10), (11, 1, 4, 10), (12, 2, 4, 10)])) == {10: 1, 11: 1, 12: 1}
+    for tensor in bench.pool.tensors:
+        tensor.zero_()
+    bench.run(ops(load_back=[(13, 0, 4, 0, 0), (14, 1, 4, 0, 0), (15, 2, 4, 0, 0)]))
+    for group, page in ((0, 1), (1, 2), (2, 3)):
+        for tensor, old in zip(named_by(bench.pool, group), before[group], strict=True):
+            assert torch.equal(tensor[0], old[page])
+    bench.executor.close()
+
+
+def test_a_full_group_without_layers_has_pages_of_no_bytes_in_every_tier() -> None:
+    groups = (CacheGroup(kind="full", layers=()), MIXED[1])
+    bench = Bench(make_pool(groups=groups))
+    assert bench.host.page_bytes[0] == 0
+    assert bench.run(ops(write_back=[(1, 0, 0, 0), (1, 0, 1, 1)])) == {1: 2}
+    assert bench.run(ops(store=[(2, 0, 0, 10), (2, 0, 1, 11)])) == {2: 2}
+    assert bench.run(ops(lookup=[(3, 0, 10), (3, 0, 11), (3, 0, 12)])) == {3: 2}
+    assert bench.run(ops(prefetch=[(4, 0, 2, 10), (4, 0, 3, 12)])) == {4: 1}
+    assert bench.run(ops(load_back=[(5, 0, 2, 3, 0)])) == {5: 1}
+    bench.executor.close()
+
+
 def test_pages_travel_to_the_store_and_back(bench: Bench) -> None:
     before = bench.pool.layer(0).k.clone()
     bench.run(ops(write_back=[(1, 0, 0, 0), (1, 0, 1, 1)]))
@@ -165,6 +248,76 @@ def test_a_layer_waits_for_its_own_copy(bench: Bench) -> None:
     assert held.executor.wait([1]) == {1: 1}
     assert held.executor.finished() == [(1, 1)]
     held.executor.close()
+
+
+def test_states_come_before_layers_and_are_waited_for_before_they_are_copied() -> None:
+    """The forward needs a state when it begins, and a layer's pages when it comes to it."""
+    order: list[tuple[int, int]] = []
+
+    class Noted(ThreadCopies):
+        def _load_part(self, move: PageMove, index: int) -> None:
+            order.append((move.group, self._host.parts[move.group][index].layer))
+            super()._load_part(move, index)
+
+    bench = Bench(make_pool(groups=MIXED), copies=Noted)
+    bench.run(ops(load_back=[(1, 0, 0, 0, 0), (2, 1, 0, 0, 0), (3, 2, 0, 0, 0)]))
+    assert order == [(2, 2), (2, 5), (0, 0), (1, 1), (0, 3), (0, 4)]
+    bench.executor.close()
+
+
+def test_a_step_waits_for_states_and_not_for_layers() -> None:
+    states, layers = threading.Event(), threading.Event()
+
+    class Gated(ThreadCopies):
+        def _load_part(self, move: PageMove, index: int) -> None:
+            assert (states if move.group == 2 else layers).wait(PATIENCE_S)
+            super()._load_part(move, index)
+
+    bench = Bench(make_pool(groups=MIXED), copies=Gated)
+    saved = bench.pool.states(5)[0][4].clone()
+    bench.run(ops(write_back=[(1, 2, 4, 0)]))
+    bench.executor.begin(ops(load_back=[(2, 0, 0, 0, 0), (3, 2, 0, 1, 0)]))
+    copied: list[torch.Tensor] = []
+
+    def step() -> None:
+        bench.executor.wait_states()
+        bench.pool.prepare_states(*(np.array([value], dtype=np.int32) for value in (1, 2, 1, 3)))
+        copied.append(bench.pool.states(5)[0][3].clone())
+
+    running = threading.Thread(target=step)
+    running.start()
+    time.sleep(0.05)  # what does not wait is done meanwhile, and has copied what was there before
+    states.set()
+    running.join(PATIENCE_S)
+    assert not running.is_alive()
+    assert torch.equal(copied[0], saved)
+    layers.set()
+    assert bench.executor.wait([2, 3]) == {2: 1, 3: 1}
+    bench.executor.close()
+
+
+def test_a_layer_of_two_groups_is_there_when_both_have_come() -> None:
+    """A layer may have attention and a state side by side."""
+    layers = threading.Event()
+
+    class Gated(ThreadCopies):
+        def _load_part(self, move: PageMove, index: int) -> None:
+            assert move.group == 1 or layers.wait(PATIENCE_S)
+            super()._load_part(move, index)
+
+    both = (GROUPS[0], CacheGroup(kind="recurrent", layers=(0,), states=((2,),), interval=4))
+    bench = Bench(make_pool(groups=both), copies=Gated)
+    bench.executor.begin(ops(load_back=[(1, 0, 0, 0, 0), (2, 1, 0, 1, 0)]))
+    reached: list[int] = []
+    running = threading.Thread(target=lambda: (bench.pool.wait_layer(0), reached.append(0)))
+    running.start()
+    time.sleep(0.05)  # what does not wait goes on meanwhile
+    assert reached == []
+    layers.set()
+    running.join(PATIENCE_S)
+    assert reached == [0]
+    assert bench.executor.wait([1, 2]) == {1: 1, 2: 1}
+    bench.executor.close()
 
 
 class Failing(ThreadCopies):
@@ -244,7 +397,12 @@ def test_a_plan_without_operations_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "size", "expected"), [(0.0, None, [0, 0]), (2.5, None, [250, 25]), (1.0, 5500, [50, 5])]
+    ("ratio", "size", "expected"),
+    [(0.0, None, [0, 0, 0]), (2.5, None, [250, 25, 250]), (1.0, 5500, [50, 5, 50]), (1.0, 11_000, [100, 10, 100])],
 )
 def test_the_host_tier_is_sized_by_ratio_or_by_bytes(ratio: float, size: int | None, expected: list[int]) -> None:
-    assert host_pages([100, 100], [100, 10], ratio=ratio, size=size) == expected
+    """The last group's pages, a full one in lockstep or one without layers, are of no bytes."""
+    pages = host_pages([100, 100, 0], [100, 10, 100], ratio=ratio, size=size)
+    assert pages == expected
+    if size is not None:
+        assert 100 * (pages[0] + pages[1]) <= size

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from tokenspeed.errors import ConfigError
-from tokenspeed.runtime.kv_pool import KVPool, further_pages, pages_in_budget, pages_in_tokens, storage_bytes
+from tokenspeed.runtime.kv_pool import (
+    KVPool,
+    further_pages,
+    pages_in_budget,
+    pages_in_tokens,
+    storage_bytes,
+    unpaid_pages,
+)
 from tokenspeed.types import CacheGroup, KVLayout
 
 GROUP = CacheGroup(kind="full", layers=(0, 1), kv_heads=3, head_dim=8, v_head_dim=6)
@@ -41,6 +50,12 @@ def test_windows_and_states_get_what_all_rows_use_and_some_to_keep():
     assert further_pages([GROUP, WINDOW], 16, 4, rows=10, max_model_len=16) == [0, 2 * 10 * 2]  # no request is so long
 
 
+def test_a_window_group_has_pages_for_the_prompts_of_all_steps_beside_the_windows():
+    pages = further_pages([GROUP, WINDOW, STATES], 16, 4, rows=1, max_model_len=100_000, prompt_tokens=2 * 8192)
+    assert pages == [0, 2 * 3 + 2 * 8192 // 16, 4]
+    assert further_pages([GROUP, WINDOW], 16, 4, rows=1, max_model_len=96, prompt_tokens=2 * 8192) == [0, 2 * 7]
+
+
 def test_windows_and_states_take_half_of_a_small_budget_and_never_less_than_a_request_needs():
     groups = [GROUP, WINDOW, STATES]
     full = further_pages(groups, 16, 4, rows=10, max_model_len=1000)
@@ -61,8 +76,8 @@ def test_states_start_as_zeros_and_are_zeroed_and_copied_in_every_layer():
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    assert [tuple(t.shape) for t in pool.states(4)] == [(3, 5, 7), (3, 2)]
-    assert pool.nbytes == 5 * 4 * GROUP.bytes_per_token(4) + 3 * STATES.bytes_per_state(4)
+    assert [tuple(t.shape) for t in pool.states(4)] == [(4, 5, 7), (4, 2)]  # the last one is of no request
+    assert pool.nbytes == 5 * 4 * GROUP.bytes_per_token(4) + 4 * STATES.bytes_per_state(4)
     for layer in (3, 4):
         for tensor in pool.states(layer):
             tensor[0], tensor[1] = layer, 9
@@ -73,6 +88,51 @@ def test_states_start_as_zeros_and_are_zeroed_and_copied_in_every_layer():
             assert tensor[0].eq(layer).all()
             assert tensor[2].eq(layer).all()
             assert not tensor[1].any()
+
+
+def test_states_may_be_of_other_types_than_the_cache():
+    group = replace(STATES, state_dtypes=("float32", "bfloat16"))
+    assert group.bytes_per_state(1) == 2 * (35 * 4 + 2 * 2)
+    pool = KVPool(
+        [GROUP, group],
+        layout=KVLayout.NHD,
+        page_sizes=[4, 0],
+        num_pages=[5, 3],
+        dtype=torch.float16,
+        device=torch.device("cpu"),
+    )
+    assert [tensor.dtype for tensor in pool.states(3)] == [torch.float32, torch.bfloat16]
+    assert pool.nbytes == 5 * 4 * GROUP.bytes_per_token(2) + 4 * group.bytes_per_state(2)
+
+
+def test_without_bytes_in_full_groups_the_others_have_the_budget():
+    """As a model without full attention declares them."""
+    groups = [CacheGroup(kind="full", layers=()), WINDOW, STATES]
+    want = further_pages(groups, 16, 4, rows=10, max_model_len=1000)
+    each = [0, 16 * WINDOW.bytes_per_token(4), STATES.bytes_per_state(4)]
+    budget = 3 * sum(map(int.__mul__, want, each))
+    assert further_pages(groups, 16, 4, rows=10, max_model_len=1000, budget_bytes=budget) == [0, 180, 120]
+    huge = further_pages(groups, 16, 4, rows=10, max_model_len=1000, budget_bytes=1 << 60)
+    assert max(huge) == 1 << 20
+    assert unpaid_pages(16, rows=10, max_model_len=1000) == 2 * 10 * 63
+    assert unpaid_pages(16, rows=1000, max_model_len=1 << 20) == 1 << 20
+    assert unpaid_pages(1, rows=1, max_model_len=1 << 22) == 1 << 22, "one request fits in any case"
+
+
+def test_full_groups_in_lockstep_are_told_of_once():
+    groups = [GROUP, WINDOW, replace(GROUP, layers=(5,), kv_heads=1)]
+    pool = KVPool(
+        groups,
+        layout=KVLayout.NHD,
+        page_sizes=[4] * 3,
+        num_pages=[5, 4, 5],
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert [[layer for layer, _ in pool.page_tensors(index)] for index in range(3)] == [[0, 1, 5], [2], []]
+    assert pool.nbytes == 4 * (
+        5 * (GROUP.bytes_per_token(4) + groups[2].bytes_per_token(4)) + 4 * WINDOW.bytes_per_token(4)
+    )
 
 
 def test_a_pool_without_a_page_is_refused_naming_the_flag():

@@ -9,15 +9,25 @@ import numpy as np
 import pytest
 import torch
 
+from tokenspeed.runtime import stream_copies
 from tokenspeed.runtime.host_pool import HostPool
 from tokenspeed.runtime.kv_pool import KVPool
-from tokenspeed.runtime.page_copies import PageMove, StreamCopies, staging_bytes
+from tokenspeed.runtime.page_copies import PageMove
+from tokenspeed.runtime.stream_copies import StreamCopies, staging_bytes
 from tokenspeed.types import CacheGroup, KVLayout
 
 PAGES, LAYERS = 12, 26
 GROUPS = (
     CacheGroup(kind="full", layers=(*range(LAYERS - 1),), kv_heads=2, head_dim=8, v_head_dim=4),
-    CacheGroup(kind="full", layers=(LAYERS - 1,), kv_heads=1, head_dim=16, v_head_dim=16),
+    CacheGroup(kind="window", layers=(LAYERS - 1,), kv_heads=1, head_dim=16, v_head_dim=16, window=8),
+    CacheGroup(
+        kind="recurrent",
+        layers=(LAYERS, LAYERS + 1),
+        states=((3, 5), ()),
+        state_dtypes=("float32", "bfloat16"),
+        interval=8,
+    ),
+    CacheGroup(kind="mla", layers=(LAYERS + 2,), kv_heads=1, head_dim=6, v_head_dim=4),
 )
 
 
@@ -39,8 +49,8 @@ class Bench:
         self.pool = KVPool(
             GROUPS,
             layout=KVLayout.HND,
-            page_sizes=[4, 4],
-            num_pages=[PAGES] * 2,
+            page_sizes=[4, 4, 0, 4],
+            num_pages=[PAGES] * 4,
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
@@ -48,7 +58,7 @@ class Bench:
             tensor.normal_()
         self.before = [tensor.clone() for tensor in self.pool.tensors]
         self.done: dict[int, int] = {}
-        self.host = HostPool(self.pool, [PAGES] * 2, pinned=False)
+        self.host = HostPool(self.pool, [PAGES] * 4, pinned=False)
         self.copies = StreamCopies(self.host, self.done.__setitem__, device=torch.device("cpu"))
 
 
@@ -62,18 +72,18 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def moves(number: int = 1) -> list[PageMove]:
-    """Two operations, of one group each."""
+    """Three operations, of one group each."""
     pages = np.arange(1, PAGES, dtype=np.int32)
-    return [PageMove(number=number + group, group=group, device=pages, host=pages[::-1].copy()) for group in (0, 1)]
+    return [PageMove(number=number + group, group=group, device=pages, host=pages[::-1].copy()) for group in range(3)]
 
 
 def test_pages_of_all_layers_and_groups_come_back(bench: Bench) -> None:
     bench.copies.write_back(moves(1))
     for tensor in bench.pool.tensors:
-        tensor[1:] = 0
-    bench.copies.load_back(moves(3))
+        tensor[1:PAGES] = 0
+    bench.copies.load_back(moves(4))
     bench.copies.poll()
-    assert bench.done == {1: 11, 2: 11, 3: 11, 4: 11}
+    assert bench.done == dict.fromkeys(range(1, 7), 11)
     for tensor, before in zip(bench.pool.tensors, bench.before, strict=True):
         torch.testing.assert_close(tensor, before, rtol=0, atol=0)
 
@@ -102,13 +112,42 @@ def test_a_copy_that_finds_no_memory_is_a_miss(
         getattr(bench.copies, call)(moves(1))
     assert bench.done == {}
     bench.copies.poll()
-    assert bench.done == {1: 0, 2: 0}
+    assert bench.done == {1: 0, 2: 0, 3: 0}
     assert "out of memory" in caplog.text
-    getattr(bench.copies, call)(moves(3))
+    getattr(bench.copies, call)(moves(4))
     bench.copies.poll()
-    assert (bench.done[3], bench.done[4]) == (11, 11)
+    assert [bench.done[number] for number in (4, 5, 6)] == [11, 11, 11]
 
 
 def test_what_it_takes_of_the_device_is_known_before(bench: Bench) -> None:
     takes = bench.copies._staging.nbytes + bench.copies._gathered.nbytes
-    assert takes <= staging_bytes(GROUPS, 4, 4) <= 1.1 * takes
+    assert takes == staging_bytes(GROUPS, 4, 4)
+
+
+def test_large_states_share_the_buffer_fewer_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice that would not fit holds fewer layers, and at least one; nothing else changes."""
+    monkeypatch.setattr(stream_copies, "_STAGING", 3 * 200)
+    copies = StreamCopies(bench.host, bench.done.__setitem__, device=torch.device("cpu"))
+    assert [(each.chunk, len(each.parts)) for each in copies._slices[:3]] == [(1, LAYERS - 1), (1, 1), (4, 1)]
+    assert copies._staging.nbytes + copies._gathered.nbytes == staging_bytes(GROUPS, 4, 4)
+    copies.write_back(moves(1))
+    for tensor in bench.pool.tensors:
+        tensor[1:PAGES] = 0
+    copies.load_back(moves(4))
+    for tensor, before in zip(bench.pool.tensors, bench.before, strict=True):
+        torch.testing.assert_close(tensor, before, rtol=0, atol=0)
+
+
+def test_states_are_queued_before_layers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward waits for them before it begins."""
+    order: list[int] = []
+    scatter = bench.copies._scatter
+
+    def note(group: int, *rest: Any) -> None:
+        order.append(group)
+        scatter(group, *rest)
+
+    monkeypatch.setattr(bench.copies, "_scatter", note)
+    bench.copies.load_back(moves())
+    assert order == [2, 0, 1, 0, 0]
+    assert bench.copies._reached[LAYERS] is not bench.copies._reached[0]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from group_model import GroupRow, Groups, StateOp
 from prefill_model import PrefillModel, PrefillStep
 from session_model import Sessions
 from tier_model import Tiers
@@ -25,12 +27,13 @@ def make_config(
     width: int = 1,
     overlap: int = 0,
     host: int = 0,
+    further: Sequence[ts.CacheGroupConfig] = (),
     **tiers: Any,
 ) -> ts.SchedulerConfig:
-    """``tiers``: fields of SchedulerConfig about the tiers below the device."""
+    """``further``: cache groups after the full one; ``tiers``: fields of SchedulerConfig about the tiers below the device."""
     group = ts.CacheGroupConfig(page_size=page, num_pages=pages, host_pages=host)
     return ts.SchedulerConfig(
-        groups=[group],
+        groups=[group, *further],
         max_num_seqs=seqs,
         max_batched_tokens=budget,
         max_model_len=model_len,
@@ -54,8 +57,8 @@ class Known:
     session: int = -1
     retain_us: int = 0
     rows: int = 0  # in flight
-    load: int = -1  # the transfer that brings its prefix in this stay
-    before_load: int = 0  # pages of the prefix that were there without it
+    loads: list[int] = field(default_factory=list)  # the transfers that bring its prefix in this stay
+    before_load: int = 0  # pages of the prefix that were there without them
     leaves: int | None = None  # pages that it leaves behind, once it has ended well
 
 
@@ -71,7 +74,8 @@ class Row(NamedTuple):
     inputs: list[int]
     table: list[int]
     stay: int
-    load: int  # the transfer that brings its prefix, or -1
+    loads: list[int]  # the transfers that bring its prefix, one for each group
+    groups: GroupRow
 
 
 @dataclass
@@ -81,6 +85,7 @@ class Step:
     plan_id: int
     rows: list[Row] = field(default_factory=list)
     prefill: PrefillStep = field(default_factory=PrefillStep)
+    states: list[StateOp] = field(default_factory=list)
 
 
 class Engine:
@@ -91,9 +96,9 @@ class Engine:
         self.scheduler = ts.Scheduler(config)
         self.page = config.groups[0].page_size
         self.tables: list[dict[int, int]] = [{} for _ in range(config.max_num_seqs)]
-        # (page, offset) -> the tokens up to and with that one
-        self.content: dict[tuple[int, int], object] = {}
-        self.tiers = Tiers(config, self.content)
+        self.groups = Groups(config)
+        self.content = self.groups.cells[0]
+        self.tiers = Tiers(self.groups.cells, self.groups.sizes)
         self.live: dict[int, Known] = {}
         self.leaving: dict[int, Known] = {}  # ended well, with a step in flight
         self.sessions = Sessions(self.page, config.groups[0].num_pages * config.retain_percent // 100)
@@ -122,13 +127,18 @@ class Engine:
         plan = self.scheduler.next_execution_plan(self.now)
         self.scheduler.check_integrity()
         self.sessions.expire(self.now)
-        deltas = list(zip(plan.delta_slot.tolist(), plan.delta_index.tolist(), plan.delta_page.tolist(), strict=True))
-        assert len({delta[:2] for delta in deltas}) == len(deltas), "a table entry stands twice in a plan"
-        for slot, index, page in deltas:
-            self.tables[slot][index] = page
+        columns = (plan.delta_group, plan.delta_slot, plan.delta_index, plan.delta_page)
+        deltas = list(zip(*(column.tolist() for column in columns), strict=True))
+        assert len({delta[:3] for delta in deltas}) == len(deltas), "a table entry stands twice in a plan"
+        for group, slot, index, page in deltas:
+            if group == 0:
+                self.tables[slot][index] = page
+        states = self.groups.take(plan)
         transfers = {op: transfer for op, transfer in self.tiers.begin(plan) if transfer.rows[0] >= 0}
-        loads = {transfer.rows[0]: op for op, transfer in transfers.items()}
-        step = Step(plan.plan_id)
+        loads: dict[int, list[int]] = {}
+        for op, transfer in transfers.items():
+            loads.setdefault(transfer.rows[0], []).append(op)
+        step = Step(plan.plan_id, states=states)
         offset = 0
         assert plan.num_tokens <= self.config.max_step_tokens
         for row in range(plan.num_rows):
@@ -140,8 +150,8 @@ class Engine:
             if flags & ts.RowFlags.NEW_IN_SLOT:
                 known.kv = context
                 known.stay += 1
-                known.load = loads.get(row, -1)
-                loaded = len(transfers[known.load].device) if known.load >= 0 else 0
+                known.loads = loads.get(row, [])
+                loaded = sum(len(transfers[op].device) for op in known.loads if transfers[op].group == 0)
                 known.before_load = context // self.page - loaded
             known.rows += 1
             self.prefilled += query if extend else 0
@@ -150,8 +160,13 @@ class Engine:
             table = [self.tables[slot].get(i, -1) for i in range((context + query - 1) // self.page + 1)]
             samples = bool(flags & ts.RowFlags.SAMPLES)
             step.rows.append(
-                Row(request, slot, context, query, samples, extend, inputs, table, known.stay, loads.get(row, -1))
-            )
+                Row(
+                    request, slot, context, query, samples, extend, inputs, table, known.stay,
+                    loads.get(row, []), self.groups.row(slot),
+                )
+            )  # fmt: skip
+            for group, page in self.groups.written(step.rows[-1].groups, context, context + query):
+                assert not self.tiers.moves(page, group), "a row writes a window or a state in transfer"
             for index in range(context // self.page, (context + query - 1) // self.page + 1):
                 assert not self.tiers.moves(table[index]), "a row writes a page in transfer"
         for begin, end, first, pages in plan.prefix_intervals.tolist():
@@ -186,16 +201,22 @@ class Engine:
         rows, width = len(step.rows), self.config.max_row_width
         counts = np.zeros(rows, np.int32)
         outcomes = np.zeros(rows, np.int32)
+        # What comes back from the host may be the source of a copy of this plan.
+        settled = [[self.tiers.came(op, loaded) for op in row.loads] for row in step.rows]  # each of them, good or not
+        came = [all(ops) for ops in settled]
+        self.groups.apply(step.states)
         for i, row in enumerate(step.rows):
             known = self.live.get(row.request)
             counts[i] = 0 if not row.samples else 1 if row.extend else min(accept, row.query)
             outcomes[i] = ts.Outcome.FINISH if row.samples and row.request in finish else ts.Outcome.CONTINUE
-            if row.load >= 0 and not self.tiers.came(row.load, loaded):
+            if not came[i]:
                 counts[i], outcomes[i] = 0, ts.Outcome.RELOAD
                 if known is not None:
                     known.lost = row.stay
-            if known is not None and known.lost != row.stay:
+            if known is not None and not known.aborted and known.lost != row.stay:
                 self.compute(row, int(counts[i]), token)
+            else:
+                self.groups.spoil(row.groups, row.context, row.context + row.query)
         result = self.scheduler.advance(
             step.plan_id, counts, np.full((rows, width), token, np.int32), outcomes, step_us
         )
@@ -206,7 +227,7 @@ class Engine:
         for i, row in enumerate(step.rows):
             refusal = ts.RowRefusal(int(result.row_refusals[i]))
             known = self.live.get(row.request)
-            told = row.load >= 0 and outcomes[i] == ts.Outcome.RELOAD
+            told = bool(row.loads) and outcomes[i] == ts.Outcome.RELOAD
             late = known is None or known.aborted or (known.lost == row.stay and not told)
             assert refusal is (ts.RowRefusal.LATE if late else ts.RowRefusal.NONE)
             if known is not None and not late and not told:
@@ -233,9 +254,7 @@ class Engine:
             row.inputs,
             row.table,
         )
-        known = self.live.get(request)
-        if known is None or known.aborted:
-            return
+        known = self.live[request]
         assert known.kv <= context
         tokens = known.tokens + [token] * (0 if extend else max(0, count - 1)) + [-9] * query
         for position in range(known.kv + query):
@@ -248,10 +267,12 @@ class Engine:
                 given = inputs[position - known.kv]
                 assert given == (-1 if given == -1 and not extend else tokens[position])
                 self.content[cell] = prefix
+        self.groups.compute(row.groups, tokens, known.kv, known.kv + query)
 
     def end_well(self, request: int, known: Known) -> None:
-        """What comes back from the host is not in the cache yet, nor is anything behind it."""
-        known.leaves = known.before_load if known.load in self.tiers.open else known.kv // self.page
+        """What comes back from the host is not in the cache before all of it has come, nor is anything behind it."""
+        loading = any(op in self.tiers.open for op in known.loads)
+        known.leaves = known.before_load if loading else known.kv // self.page
         self.leaving[request] = known
         if known.rows == 0:
             self.retain(request, known)

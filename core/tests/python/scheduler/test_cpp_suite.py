@@ -69,6 +69,11 @@ def test_random_operations_on_random_mixes_of_cache_groups_keep_the_invariants(t
     assert "integrity after each" in output
 
 
+def test_random_operations_on_mixes_with_host_pages_of_each_group_keep_the_invariants(tests: Path) -> None:
+    output = run(str(tests / "tests" / "cpp" / "fuzz_scheduler"), "--ops", "30000", "--groups", "--tiers")
+    assert "integrity after each" in output
+
+
 def test_illegal_transitions_and_copies_do_not_compile(tests: Path) -> None:
     output = run(tool("ctest"), "--test-dir", str(tests), "-R", "compile", "--output-on-failure")
     assert "100% tests passed" in output
@@ -97,3 +102,17 @@ def test_a_million_operations_with_tiers_reach_their_passing_states_fifty_times(
 @pytest.mark.slow
 def test_a_million_operations_on_mixes_of_cache_groups_reach_everything_two_hundred_times(tests: Path) -> None:
     run(str(tests / "tests" / "cpp" / "fuzz_scheduler"), "--ops", "1000000", "--groups", "--report", "--minimum", "200")
+
+
+@pytest.mark.slow
+def test_a_million_operations_on_mixes_with_host_pages_reach_the_passing_states_ten_times(tests: Path) -> None:
+    run(
+        str(tests / "tests" / "cpp" / "fuzz_scheduler"),
+        "--ops",
+        "1000000",
+        "--groups",
+        "--tiers",
+        "--report",
+        "--minimum",
+        "10",
+    )

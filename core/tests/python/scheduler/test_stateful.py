@@ -133,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.engine.drain()
         stats = self.engine.scheduler.stats()
-        assert stats.pages_active == [0]
+        assert not any(stats.pages_active)
         assert stats.slots_free == self.engine.config.max_num_seqs
         assert stats.finished + stats.aborted == self.submitted
         assert all(reason != ts.FinishReason.FAILED for reason in self.engine.reasons.values())
@@ -207,7 +207,62 @@ class TierMachine(SchedulerMachine):
             self.engine.plan()
         super().teardown()
         self.engine.scheduler.flush_cache()
-        assert self.engine.scheduler.stats().host_pages_free == [self.engine.config.groups[0].host_pages]
+        assert self.engine.scheduler.stats().host_pages_free == [
+            group.host_pages for group in self.engine.config.groups
+        ]
+
+
+class GroupMachine(TierMachine):
+    """The same, with a window and a recurrent group, each with host pages of its own or none."""
+
+    @initialize(
+        page=st.sampled_from([1, 2, 4]),
+        pages=st.integers(4, 14),
+        seqs=st.integers(1, 4),
+        budget=st.integers(1, 24),
+        overlap=st.integers(0, 1),
+        host=st.integers(0, 40),
+        policy=st.sampled_from(ts.WritePolicy),
+        window=st.integers(0, 12),
+        interval=st.integers(0, 3),
+        spare=st.integers(0, 8),
+        group_host=st.integers(0, 12),
+    )
+    def start(  # type: ignore[override]
+        self,
+        page: int,
+        pages: int,
+        seqs: int,
+        budget: int,
+        overlap: int,
+        host: int,
+        policy: ts.WritePolicy,
+        window: int,
+        interval: int,
+        spare: int,
+        group_host: int,
+    ) -> None:
+        further = []
+        if window:
+            needed = (window + overlap + page - 2) // page + 1
+            further.append(
+                ts.CacheGroupConfig(
+                    page_size=page, num_pages=needed + spare, kind=ts.CacheGroupKind.WINDOW, window=window, host_pages=group_host
+                )
+            )  # fmt: skip
+        if interval:
+            further.append(
+                ts.CacheGroupConfig(
+                    page_size=page * interval, num_pages=2 + spare, kind=ts.CacheGroupKind.RECURRENT, host_pages=group_host
+                )
+            )  # fmt: skip
+        self.engine = Engine(
+            make_config(
+                page=page, pages=pages, seqs=seqs, budget=budget, overlap=overlap, model_len=60, host=host,
+                further=further, write_policy=policy, kv_events=True,
+            )
+        )  # fmt: skip
+        self.submitted = 0
 
 
 SchedulerMachine.TestCase.settings = settings(
@@ -215,4 +270,6 @@ SchedulerMachine.TestCase.settings = settings(
 )
 TierMachine.TestCase.settings = settings(SchedulerMachine.TestCase.settings)
 TestScheduler = SchedulerMachine.TestCase
+GroupMachine.TestCase.settings = settings(SchedulerMachine.TestCase.settings)
 TestTiers = TierMachine.TestCase
+TestGroups = GroupMachine.TestCase

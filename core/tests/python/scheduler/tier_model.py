@@ -17,9 +17,10 @@ KINDS = ("write_back", "load_back", "lookup", "prefetch", "store")
 
 @dataclass
 class Transfer:
-    """One op: a run of pages that moves from one place to another."""
+    """One op: a run of pages of one group that moves from one place to another."""
 
     kind: str
+    group: int
     device: list[int] = field(default_factory=list)
     host: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -33,33 +34,36 @@ class Transfer:
 
 
 class Tiers:
-    """``device``: the engine's cells by (page, offset). A page in transfer is read by transfers only, or by one written, and never both."""
+    """``device``: the engine's cells of each group by (page, offset), and ``sizes``: the cells of a page.
 
-    def __init__(self, config: ts.SchedulerConfig, device: dict[tuple[int, int], object]) -> None:
-        self.size = config.groups[0].page_size
+    A page in transfer is read by transfers only, or by one written, and never both.
+    """
+
+    def __init__(self, device: list[dict[tuple[int, int], object]], sizes: list[int]) -> None:
+        self.sizes = sizes
         self.device = device
-        self.host: dict[tuple[int, int], object] = {}
+        self.host: list[dict[tuple[int, int], object]] = [{} for _ in sizes]
         self.stored: dict[bytes, Page] = {}
         self.open: dict[int, Transfer] = {}
         self.lost: set[int] = set()  # load backs that were answered as failed
         self.last = 0
 
-    def read(self, cells: dict[tuple[int, int], object], page: int) -> Page:
-        return [cells.get((page, offset)) for offset in range(self.size)]
+    def read(self, tier: list[dict[tuple[int, int], object]], group: int, page: int) -> Page:
+        return [tier[group].get((page, offset)) for offset in range(self.sizes[group])]
 
-    def write(self, cells: dict[tuple[int, int], object], page: int, content: Page) -> None:
+    def write(self, tier: list[dict[tuple[int, int], object]], group: int, page: int, content: Page) -> None:
         for offset, value in enumerate(content):
-            cells[page, offset] = value
+            tier[group][page, offset] = value
 
     def begin(self, plan: ts.ExecutionPlan) -> list[tuple[int, Transfer]]:
         """Takes the transfers of a plan; those that load for a row are returned too."""
         begun: dict[int, Transfer] = {}
         for kind in KINDS:
             ops: np.ndarray = getattr(plan, f"{kind}_op")
-            assert not getattr(plan, f"{kind}_group").any()
+            groups = getattr(plan, f"{kind}_group").tolist()
             for i, op in enumerate(ops.tolist()):
-                transfer = begun.setdefault(op, Transfer(kind))
-                assert transfer.kind == kind
+                transfer = begun.setdefault(op, Transfer(kind, groups[i]))
+                assert (transfer.kind, transfer.group) == (kind, groups[i]), "an op has pages of two groups"
                 for name in ("device", "host", "row"):
                     column = getattr(plan, f"{kind}_{name}", None)
                     if column is not None:
@@ -75,15 +79,17 @@ class Tiers:
             self.start(transfer)
         return [(op, transfer) for op, transfer in begun.items() if transfer.kind == "load_back"]
 
-    def uses(self) -> Iterator[tuple[str, int, bool]]:
-        """(tier, page, whether it is written) of everything in transfer."""
+    def uses(self, group: int) -> Iterator[tuple[str, int, bool]]:
+        """(tier, page, whether it is written) of everything of the group in transfer."""
         for transfer in self.open.values():
-            yield from (("device", page, transfer.kind == "load_back") for page in transfer.device)
-            yield from (("host", page, transfer.kind in ("write_back", "prefetch")) for page in transfer.host)
+            if transfer.group == group:
+                yield from (("device", page, transfer.kind == "load_back") for page in transfer.device)
+                yield from (("host", page, transfer.kind in ("write_back", "prefetch")) for page in transfer.host)
 
     def check_free(self, transfer: Transfer) -> None:
-        read = {(tier, page) for tier, page, written in self.uses() if not written}
-        written = {(tier, page) for tier, page, written in self.uses() if written}
+        uses = list(self.uses(transfer.group))
+        read = {(tier, page) for tier, page, written in uses if not written}
+        written = {(tier, page) for tier, page, written in uses if written}
         for page in transfer.device:
             assert ("device", page) not in written
             assert transfer.kind == "write_back" or ("device", page) not in read, "a load writes a page in transfer"
@@ -93,22 +99,23 @@ class Tiers:
                 "a host page in transfer is used again"
             )
 
-    def moves(self, page: int) -> bool:
+    def moves(self, page: int, group: int = 0) -> bool:
         """Whether no row may write the device page now."""
-        return any(tier == "device" and used == page for tier, used, _ in self.uses())
+        return any(tier == "device" and used == page for tier, used, _ in self.uses(group))
 
     def start(self, transfer: Transfer) -> None:
-        garbage: Page = [object()] * self.size
+        group = transfer.group
+        garbage: Page = [object()] * self.sizes[group]
         if transfer.kind == "write_back":
-            transfer.source = [self.read(self.device, page) for page in transfer.device]
+            transfer.source = [self.read(self.device, group, page) for page in transfer.device]
         elif transfer.kind in ("load_back", "store"):
-            transfer.source = [self.read(self.host, page) for page in transfer.host]
+            transfer.source = [self.read(self.host, group, page) for page in transfer.host]
         if transfer.kind in ("write_back", "prefetch"):
             for page in transfer.host:
-                self.write(self.host, page, garbage)
+                self.write(self.host, group, page, garbage)
         elif transfer.kind == "load_back":
             for page in transfer.device:
-                self.write(self.device, page, garbage)
+                self.write(self.device, group, page, garbage)
 
     def copy(self, op: int, wanted: int) -> int:
         """Copies up to ``wanted`` leading pages, once; how many are good."""
@@ -123,11 +130,11 @@ class Tiers:
             good = min(good, there)
         for i in range(good):
             if transfer.kind == "write_back":
-                self.write(self.host, transfer.host[i], transfer.source[i])
+                self.write(self.host, transfer.group, transfer.host[i], transfer.source[i])
             elif transfer.kind == "load_back":
-                self.write(self.device, transfer.device[i], transfer.source[i])
+                self.write(self.device, transfer.group, transfer.device[i], transfer.source[i])
             elif transfer.kind == "prefetch":
-                self.write(self.host, transfer.host[i], self.stored[transfer.hashes[i]])
+                self.write(self.host, transfer.group, transfer.host[i], self.stored[transfer.hashes[i]])
             elif transfer.kind == "store":
                 known = self.stored.setdefault(transfer.hashes[i], transfer.source[i])
                 assert known == transfer.source[i], "a page is stored under the name of another"
@@ -145,13 +152,11 @@ class Tiers:
         good = self.copy(op, wanted)
         transfer = self.open.pop(op)
         if transfer.kind == "write_back":
-            assert transfer.source == [self.read(self.device, page) for page in transfer.device], (
-                "a page changed while it was copied"
-            )
+            now = [self.read(self.device, transfer.group, page) for page in transfer.device]
+            assert transfer.source == now, "a page changed while it was copied"
         elif transfer.kind in ("load_back", "store"):
-            assert transfer.source == [self.read(self.host, page) for page in transfer.host], (
-                "a host page changed while it was copied"
-            )
+            now = [self.read(self.host, transfer.group, page) for page in transfer.host]
+            assert transfer.source == now, "a host page changed while it was copied"
         if transfer.kind == "load_back" and good < transfer.pages:
             self.lost.add(op)
         return good

@@ -48,7 +48,9 @@ class SdpaAttention(AttentionBackend):
         )
         intervals = batch.host.prefix_intervals
         self._intervals: np.ndarray | None = None
-        if len(intervals):
+        if (
+            len(intervals) and self.ctx.group.keeps_all
+        ):  # rows share pages of full groups; a window's may differ row by row
             # The plan counts rows of the step, kernels count decode rows.
             self._intervals = np.ascontiguousarray(intervals - np.array((extends, extends, 0, 0), dtype=np.int32))
 

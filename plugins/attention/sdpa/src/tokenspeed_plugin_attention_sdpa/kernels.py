@@ -31,13 +31,17 @@ def decode(
     rows, longest = seq_lens.shape[0], int(seq_lens.max())
     if longest == 0:
         return q.new_zeros(*q.shape[:2], v_cache.shape[-1])
-    key = torch.arange(longest)
     last = seq_lens.long().unsqueeze(1)  # (R, 1)
-    # Positions past a row's end read its position 0 instead, which is its own: what other requests left in a page is not even multiplied by zero.
-    at = torch.where(key < last, key, 0)  # (R, S)
+    if window:
+        # What lies behind the window of a row's first query token may be others' by now.
+        key = (last - width - window + 1).clamp_min(0) + torch.arange(min(longest, window + width - 1))  # (R, S)
+    else:
+        key = torch.arange(longest).expand(rows, -1)
+    # Positions past a row's end read its last one instead, which is its own: what other requests left in a page is not even multiplied by zero.
+    at = torch.where(key < last, key, (last - 1).clamp_min(0))
     keys, values = (_gather(cache, page_table, at, layout) for cache in (k_cache, v_cache))
     query = last - width + torch.arange(width)  # (R, width) position of each query token
-    seen = _visible(query.unsqueeze(-1), key, window)  # (R, width, S)
+    seen = _visible(query.unsqueeze(-1), key.unsqueeze(1), window)  # (R, width, S)
     return _attend(q.view(rows, width, *q.shape[1:]), keys, values, seen, scale).flatten(0, 1)
 
 

@@ -70,7 +70,8 @@ class TritonBackend(AttentionBackend):
             blocks[: rows.size, 0], blocks[: rows.size, 1] = rows[order], first[order]
             self._blocks.send(blocks)
         if batch.num_rows > extends:
-            intervals = host.prefix_intervals
+            # Rows share pages of full groups; those of a window may differ row by row, and one row may have given back what another reads.
+            intervals = host.prefix_intervals if self.ctx.group.keeps_all else host.prefix_intervals[:0]
             if extends and intervals.size:
                 intervals = intervals - np.array([extends, extends, 0, 0], dtype=intervals.dtype)
             self._work.prepare(host.seq_lens[extends:], intervals.reshape(-1, 4), batch.decode_width)

@@ -67,6 +67,9 @@ def decode_items(
         for start in range(kv_begin, kv_end, BN):
             pos = start + tl.arange(0, BN)
             there = pos < kv_end
+            if WINDOW:
+                # Behind the window pages may be others' by now, and a weight of zero makes nothing of what is not a number.
+                there = there & (pos >= lowest)
             if IN_PAGE:
                 one = following
                 following = tl.load(table + tl.minimum(start + BN, kv_end - 1) // PAGE).to(tl.int64)

@@ -73,10 +73,14 @@ def extend_blocks(
             v = tl.load(v_base + page * v_page + inner[:, None] * v_pos + dv[None, :])
             top, total, acc = _fold(s, v, q, top, total, acc)
     if WINDOW:
-        kv_begin = tl.maximum(context + first + 1 - window, 0) // BN * BN
+        lowest = tl.maximum(context + first + 1 - window, 0)
+        kv_begin = lowest // BN * BN
     for start in range(kv_begin, end, BN):
         pos = start + n
         there = pos < end
+        if WINDOW:
+            # Behind the window pages may be others' by now, and a weight of zero makes nothing of what is not a number.
+            there = there & (pos >= lowest)
         if IN_PAGE:
             one = tl.load(table + start // PAGE).to(tl.int64)
             inner = start % PAGE + n

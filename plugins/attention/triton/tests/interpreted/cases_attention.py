@@ -125,13 +125,8 @@ def test_shared_prefix_decode_equals_flat_decode(seed):
     torch.testing.assert_close(case.decode(q, case.intervals), case.decode(q, none), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize(("seed", "fp8"), [*((s, False) for s in range(8)), *((s, True) for s in range(8, 14))])
-def test_extend_equals_softmax_over_each_query(seed, fp8):
-    case = Case(seed)
-    if fp8:
-        case.to_fp8()
-    rng = np.random.default_rng(seed)
-    lengths = np.minimum(case.own, rng.integers(1, 40, case.rows))
+def extend(case, lengths):
+    """(queries, where each row's begin, answers) for so many new tokens a row."""
     start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     q = torch.randn(int(start[-1]), case.kv_heads * case.group, case.dim)
     blocks = np.array([(r, f) for r in range(case.rows) for f in range(0, int(lengths[r]), 16)], dtype=np.int32)
@@ -150,6 +145,45 @@ def test_extend_equals_softmax_over_each_query(seed, fp8):
         block_rows=16,
         **case.options(),
     )
+    return q, start, out
+
+
+def spoil(case, queries):
+    """Fill the pages behind the window of every row that has them with what is not a number; ``queries`` are the rows' new tokens."""
+    first = np.maximum(0, case.lens - queries - case.window + 1) // case.page
+    behind = {page for row in range(case.rows) for page in case.table[row, : first[row]].tolist()}
+    for row in range(case.rows):
+        behind -= set(case.table[row, first[row] : -(-case.lens[row] // case.page)].tolist())
+    case.k[sorted(behind)] = case.v[sorted(behind)] = torch.nan
+    return len(behind)
+
+
+@pytest.mark.parametrize("window", [1, 70])
+@pytest.mark.parametrize("seed", range(40, 43))
+def test_pages_behind_a_window_are_not_read(seed, window):
+    """They may be another request's by now, and 0 x NaN is NaN: a mask alone does not do."""
+    case = Case(seed)
+    case.window = window
+    spoiled = spoil(case, case.width)
+    assert spoiled or int(case.lens.max()) < window + case.page + case.width
+    q = torch.randn(case.rows * case.width, case.kv_heads * case.group, case.dim)
+    none = np.zeros((0, 4), dtype=np.int32)  # what rows share in full groups says nothing of windows
+    assert case.decode(q, none).isfinite().all()
+    lengths = np.minimum(case.own, np.random.default_rng(seed).integers(1, 40, case.rows))
+    case = Case(seed)
+    case.window = window
+    spoil(case, lengths)
+    assert extend(case, lengths)[2].isfinite().all()
+
+
+@pytest.mark.parametrize(("seed", "fp8"), [*((s, False) for s in range(8)), *((s, True) for s in range(8, 14))])
+def test_extend_equals_softmax_over_each_query(seed, fp8):
+    case = Case(seed)
+    if fp8:
+        case.to_fp8()
+    rng = np.random.default_rng(seed)
+    lengths = np.minimum(case.own, rng.integers(1, 40, case.rows))
+    q, start, out = extend(case, lengths)
     for row in range(case.rows):
         for t in {0, int(lengths[row]) // 2, int(lengths[row]) - 1}:
             expected = case.expect(q[start[row] + t], row, int(case.lens[row] - lengths[row]) + t + 1)

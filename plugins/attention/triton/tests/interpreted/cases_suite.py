@@ -1,6 +1,7 @@
 """The conformance suite under the interpreter: the backend whole, with its plan, intervals beside prompts, windows and sinks.
 
-In fp32, as the interpreter computes with bf16's bits; with pages that hold a block of the kernels (64 tokens) and pages that do not.
+In fp32, as the interpreter computes with bf16's bits; with pages that hold a block of the kernels (64 tokens) and pages that do not. ``test_gpu`` runs all that
+the spec lists.
 """
 
 from dataclasses import replace
