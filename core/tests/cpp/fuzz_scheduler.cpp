@@ -117,12 +117,17 @@ class Round {
       config.write_policy = Chance(50) ? WritePolicy::kThrough : static_cast<WritePolicy>(Pick(1, 2));
       if (full && Chance(60)) config.overlap_depth = 1;  // what happens with a step in flight is the rarest
       config.l3 = full && Chance(50);
-      if (!full) again_percent_ = 70;  // a hit needs all groups
+      if (!full) {
+        // A hit needs all groups, and requests that come to their end; a session brought up needs one that lost its pages.
+        again_percent_ = 70;
+        sessions_percent_ = 3;
+        if (Chance(75)) config.max_batched_tokens = static_cast<int32_t>(Pick(6, 40));
+      }
       config.prefetch_threshold = static_cast<int32_t>(Pick(1, 2 * page_size));
       config.prefetch_timeout_us = Chance(20) ? 0 : Pick(1, 2'000);
     }
     config.kv_events = Chance(50);
-    config.retain_percent = static_cast<int32_t>(Pick(0, 100));
+    config.retain_percent = static_cast<int32_t>(Pick(sessions_percent_ > 0 ? 60 : 0, 100));
     return config;
   }
 
@@ -157,6 +162,10 @@ class Round {
       AnswerTransfers(Pick(1, 3));
       return;
     }
+    if (sessions_percent_ > 0 && Chance(sessions_percent_)) {
+      (void)scheduler_.PrefetchSession(Pick(0, 5), now_us_);
+      return;
+    }
     const int64_t dice = Pick(0, 99);
     if (dice < (executor_.live().size() > 12 ? 5 : 18)) Submit();
     else if (dice < 53) Plan();
@@ -186,7 +195,7 @@ class Round {
     if (Chance(10)) spec.max_reuse_tokens = Pick(0, length);
     if (Chance(40)) {
       spec.session = Pick(0, 5);
-      spec.retain_us = Chance(80) ? Pick(1, 3'000) : 0;
+      spec.retain_us = Chance(80) ? Pick(1, sessions_percent_ > 0 ? 60'000 : 3'000) : 0;
     }
     return spec;
   }
@@ -239,6 +248,11 @@ class Round {
       Refused("plan", [&] { (void)scheduler_.NextExecutionPlan(now_us_); });
       return;
     }
+    TakePlan();
+    AbortInPassing();
+  }
+
+  void TakePlan() {
     const ExecutionPlan& plan = scheduler_.NextExecutionPlan(now_us_);
     executor_.Plan(plan);
     for (const int32_t group : plan.write_back.group) {
@@ -249,7 +263,6 @@ class Round {
       ++tally_.calls[plan.load_back.row[i] < 0 ? "page of a window or state brought up for a session" : "page of a window or state loaded for a row"];
     }
     for (const int32_t kind : plan.state_kind) ++tally_.calls[kind == static_cast<int32_t>(StateKind::kCopy) ? "state copied" : "state zeroed"];
-    AbortInPassing();
   }
 
   void Advance() {
@@ -339,9 +352,11 @@ class Round {
       Check();
     }
     executor_.Plan(scheduler_.NextExecutionPlan(now_us_));  // carries the reports of aborts outside of steps
+    for (int64_t session = 0; session < 6; ++session) (void)scheduler_.PrefetchSession(session, now_us_);
     while (executor_.tiers().in_flight() > 0 || scheduler_.cache_ops_pending() > 0) {
       if (++operations > 200'000) Fail("the transfers do not come to an end");
-      executor_.Plan(scheduler_.NextExecutionPlan(now_us_));
+      now_us_ += 10;
+      TakePlan();
       AnswerTransfers(4);
       Check();
     }
@@ -376,7 +391,8 @@ class Round {
   std::mt19937_64 random_;
   Tally& tally_;
   bool pressed_ = false;
-  int again_percent_ = 30;  // prompts that others have as well
+  int again_percent_ = 30;    // prompts that others have as well
+  int sessions_percent_ = 0;  // operations that bring a session up, beside those below
   int good_percent_ = 85;
   Scheduler scheduler_;
   ExecutorModel executor_;

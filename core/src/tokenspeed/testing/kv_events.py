@@ -132,7 +132,7 @@ class MirroredPage:
 @dataclass
 class PrefixMirror:
     """The tree of every tier, rebuilt from events. On the device's tier an event that fits no tree is an error: a page whose parent is not there, a page
-    stored twice, one removed that is not there or that others stand on.
+    stored twice, one removed that is not there or that others stand on. Groups of windows and states are no trees.
 
     Attributes:
         pages: hash to page, per (medium, cache group).
@@ -172,7 +172,8 @@ class PrefixMirror:
     def _store(self, event: BlockStored) -> None:
         group = event.group_idx or 0
         tier = self.pages.setdefault((event.medium or MEDIUMS[0], group), {})
-        device = event.medium == MEDIUMS[0]
+        # Only full groups' pages on the device, which are told of as group 0, come with tokens and after what they follow.
+        device = event.medium == MEDIUMS[0] and not group
         size, parent = event.block_size, event.parent_block_hash
         if len(event.token_ids) != (size * len(event.block_hashes) if device else 0):
             raise ValueError(f"{len(event.token_ids)} tokens for {len(event.block_hashes)} pages of {size}: {event}")
@@ -192,7 +193,7 @@ class PrefixMirror:
         page = self.tier(event.medium or MEDIUMS[0], group).get(key)
         if page is None:
             raise ValueError(f"page {key.hex()} is removed and not there: {event}")
-        if event.medium == MEDIUMS[0]:
+        if event.medium == MEDIUMS[0] and not group:
             if self._children.pop((group, key), 0):
                 raise ValueError(f"page {key.hex()} is removed and others stand on it: {event}")
             if page.parent is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,14 @@ from hybrid import GROUPS, HostileCopies, HybridHashModel, TwinHashModel, contin
 
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import assemble
+from tokenspeed.engine.kv_events.batching import events_of
 from tokenspeed.engine.local import LocalEngine
 from tokenspeed.engine.report import capacity_text
 from tokenspeed.errors import ConfigError
 from tokenspeed.messages import SamplingParams
 from tokenspeed.runtime.graphs import DecodeGraphs
 from tokenspeed.runtime.mixed_graphs import MixedGraphs
+from tokenspeed.testing.kv_events import PrefixMirror
 from tokenspeed.weights.describe import describe_model
 
 Make = Callable[..., Any]
@@ -90,15 +93,17 @@ def test_retracted_and_evicted_requests_come_back_from_the_host_in_every_group(
 
 
 @OVERLAP
-@pytest.mark.parametrize("seed", range(4))
-def test_copies_that_fail_late_and_leave_garbage_change_no_token(make: Make, overlap: bool, seed: int) -> None:
-    rig = make(seed=seed, failing=0.25, policy=POLICIES[seed % 3], overlap=overlap, host=(40, 30, 12))
-    rounds(rig, prompts(12, seed=seed))
-    stats = rig.scheduler.stats()
-    assert stats.load_backs_failed > 0
-    assert stats.write_backs_failed > 0
-    assert stats.reloads > 0
-    assert min(moved(rig)[1]) > 0
+def test_copies_that_fail_late_and_leave_garbage_change_no_token(make: Make, overlap: bool) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(5):
+        rig = make(seed=seed, failing=0.35, policy=POLICIES[seed % 3], overlap=overlap, host=(40, 30, 12))
+        rounds(rig, prompts(12, seed=seed))
+        stats = rig.scheduler.stats()
+        seen["loads"] += stats.load_backs_failed
+        seen["writes"] += stats.write_backs_failed
+        seen["reloads"] += stats.reloads
+        seen.update({f"group {group}": pages for group, pages in enumerate(moved(rig)[1])})
+    assert min(seen[what] for what in ("loads", "writes", "reloads", "group 0", "group 1", "group 2")) > 0, seen
 
 
 def test_without_waiting_for_states_the_tokens_would_be_others(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +228,29 @@ def test_a_group_is_told_of_by_its_own_figures(make: Make) -> None:
     assert ([each.written_back for each in groups], [each.loaded_back for each in groups]) == (out, back)
 
 
+@OVERLAP
+def test_a_subscriber_of_kv_events_rebuilds_every_group(make: Make, overlap: bool) -> None:
+    """Pages of windows and states come without tokens, and stand for themselves: what their block follows may be gone."""
+    rig, mirror = make(overlap=overlap, kv_events_config='{"enable_kv_cache_events": true}'), PrefixMirror()
+    asked, sizes = prompts(12, seed=1), [group.page_size for group in rig.scheduler.config.groups]
+    for turn in range(2):
+        for index, prompt in enumerate(asked):
+            rig.add(100 * turn + index, prompt, max_new_tokens=24)
+        rig.run(20_000)
+        for event in events_of(rig.scheduler.drain_kv_events(), sizes):
+            mirror.apply_event(event)
+        stats = rig.scheduler.stats()
+        for group in range(3):
+            assert len(mirror.tier("GPU", group)) == stats.pages_cached[group], group
+            assert len(mirror.tier("CPU", group)) == stats.host_pages_cached[group], group
+            assert stats.pages_cached[group]
+            assert stats.host_pages_cached[group]
+    assert rig.ask("flush_cache").ok
+    for event in events_of(rig.scheduler.drain_kv_events(), sizes):
+        mirror.apply_event(event)
+    assert not any(mirror.pages.values())
+
+
 def test_a_hit_that_a_state_cut_says_so(make: Make) -> None:
     """Ten pages of the prefix are there, and the last state that was kept is that of eight."""
     rig = make(pages=(64, 48, 24))
@@ -305,8 +333,8 @@ def test_the_running_engine_says_what_each_group_has(toy: Toy) -> None:
     assert (full.pages, full.host_pages) == (100, 200)
     config = EngineConfig(model="toy", session_retain_percent=0)
     lines = [line.strip() for line in capacity_text(config, engine.info).splitlines()]
-    assert lines[1].startswith("host tier         200 pages, ")
-    assert lines[2:] == [
+    assert lines[-4].startswith("host tier         200 pages, ")
+    assert lines[-3:] == [
         f"cache group       0 full: 100 pages of {full.page_bytes / 1024:.1f} KiB, 200 on the host",
         f"cache group       1 window of 10 tokens: {window.pages} pages of {window.page_bytes / 1024:.1f} KiB, {2 * window.pages} on the host",
         f"cache group       2 states, kept every 16 tokens: {states.pages} states of {states.page_bytes} bytes, {2 * states.pages} on the host",
@@ -316,10 +344,10 @@ def test_the_running_engine_says_what_each_group_has(toy: Toy) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kvstore_size": 4096}, r"--kvstore-size: the host tier holds 0 of .* that makes a .* of use; raise it"),
+        ({"kvstore_size": 4096}, r"--kvstore-size: the host tier holds \d of .* that makes a .* of use; raise it"),
         (
             {"kvstore_ratio": 0.01},
-            r"--kvstore-ratio: the host tier holds 0 of 3 times 1024 bytes, .* page of a window of 10 tokens of use",
+            r"--kvstore-ratio: the host tier holds \d of 3 times 1024 bytes, .* page of a window of 10 tokens of use",
         ),
         (
             {"kvstore": "memory"},
