@@ -8,7 +8,7 @@ from tokenspeed.errors import PluginError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
 from tokenspeed.interfaces.model import CausalLM
 from tokenspeed.interfaces.platform import Platform
-from tokenspeed.layers.attention import Attention, bind_kv
+from tokenspeed.layers.attention import PagedLayer, bind_kv
 from tokenspeed.layers.dtypes import dtype_from_name
 from tokenspeed.layers.recurrent import bind_states
 from tokenspeed.plugins.kernel_select import KernelRegistry
@@ -36,7 +36,7 @@ def make_backends(
         PluginError: a group has layers of a kind that ``config.json`` does not tell, and what was chosen cannot serve them.
     """
     config = assembly.config
-    modules = {module.layer_index: module for module in model.modules() if isinstance(module, Attention)}
+    modules = {module.layer_index: module for module in model.modules() if isinstance(module, PagedLayer)}
     pairs: BackendPairs = {}
     for index, group in enumerate(pool.groups):
         if group.kind == "recurrent" or not group.layers:

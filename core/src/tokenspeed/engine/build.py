@@ -41,6 +41,7 @@ from tokenspeed.layers.dtypes import dtype_from_name, short_name
 from tokenspeed.layers.loading import check_complete
 from tokenspeed.layers.parallel import ParallelGroups
 from tokenspeed.layers.quantization import quantization_for
+from tokenspeed.layers.moe import Experts
 from tokenspeed.layers.recurrent import RecurrentLayer
 from tokenspeed.messages import EngineInfo
 from tokenspeed.plugins.events import ModelLoadedContext
@@ -312,6 +313,7 @@ def _executor(
         decoder_name=assembly.choices["attention.decode"].winner.name,
         max_rows=max_rows,
         max_tokens=plan_shape.max_step_tokens,
+        experts=[module for module in model.modules() if isinstance(module, Experts)],
     )
     common: dict[str, Any] = {
         "model": model,

@@ -11,6 +11,7 @@ from tokenspeed.config import EngineConfig
 from tokenspeed.engine.memory import size_text
 from tokenspeed.interfaces.attention import AttentionBackend
 from tokenspeed.interfaces.platform import Platform
+from tokenspeed.layers.moe import Experts
 from tokenspeed.layers.recurrent import RecurrentLayer
 from tokenspeed.runtime.executor import ModelExecutor
 from tokenspeed.runtime.graphs import DecodeGraphs, capture_sizes
@@ -50,12 +51,13 @@ def plan_graphs(
     decoder_name: str,
     max_rows: int,
     max_tokens: int,
+    experts: Sequence[Experts] = (),
 ) -> GraphPlan:
     """Graphs for steps of at most ``max_rows`` rows and ``max_tokens`` tokens.
 
     Args:
         decoders: the decode backends, chosen as ``decoder_name``.
-        scans: the model's recurrent layers.
+        scans: the model's recurrent layers; ``experts`` its layers of experts.
     """
     if not platform.supports_graphs:
         return GraphPlan()
@@ -63,6 +65,8 @@ def plan_graphs(
         return GraphPlan(note="off (--enforce-eager)", expected=True)
     if not all(getattr(scan, "captures", False) for scan in scans):
         return GraphPlan(note="off: the model has recurrent layers, which cannot be captured")
+    if not all(layer.captures for layer in experts):
+        return GraphPlan(note="off: the kernel of the model's experts (moe.experts) cannot be captured")
     if not all(decoder.graph_variants for decoder in decoders):
         return GraphPlan(note=f"off: the decode steps of attention backend {decoder_name} cannot be captured")
     notes = []

@@ -32,11 +32,14 @@ cache
     distinct and no source, -1: nothing happens.
     ``zero(pages, target)``: pages ``target`` (n) int64 become zeros, -1: none.
 moe
-    ``route(logits, top_k, scoring="softmax", renormalize=True, bias=None) -> (weights, experts)``: logits (T, E); weights (T, top_k) fp32 of the softmax
+    ``route(logits, top_k, scoring="softmax", renormalize=True, bias=None, groups=1, kept_groups=1, group_best=1) -> (weights, experts)``: logits (T, E);
+    weights (T, top_k) fp32 of the softmax
     over all experts, or of each one's sigmoid (feature ``sigmoid``), made to sum to one with ``renormalize``; experts (T, top_k) int64, highest score
-    first, the lower index of equals; bias (E) fp32 moves the choice and not the weights (feature ``bias``).
+    first, the lower index of equals; bias (E) fp32 moves the choice and not the weights (feature ``bias``). With ``groups`` above 1 (feature ``groups``) the
+    experts are that many equal blocks, and a row chooses among those of its ``kept_groups`` best, by the sum of the ``group_best`` highest biased scores of each.
     ``experts(x, gate_up, down, weights, chosen) -> out``: x (T, H); gate_up (E, 2 I, H), gate rows before up rows; down (E, H, I); weights (T, k) fp32;
     chosen (T, k) int64, -1: none; out (T, H), the sum of ``silu(gate) * up`` through ``down`` of each row's experts by its weights, in fp32.
+    Feature ``captures``: the host waits for nothing, so that a graph can hold the call.
 recurrent
     ``copy(states, source, target)``: ``cache.copy`` over states (N, ...).
     ``zero(states, target)``: ``cache.zero`` over states (N, ...).

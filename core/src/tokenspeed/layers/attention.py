@@ -20,7 +20,7 @@ from tokenspeed.layers.module import Layer
 from tokenspeed.layers.quantization import SelectKernel
 from tokenspeed.types import CacheGroup, KVLayout
 
-__all__ = ["Attention", "KVSource", "bind_kv"]
+__all__ = ["Attention", "KVSource", "PagedLayer", "bind_kv"]
 
 
 class KVSource(Protocol):
@@ -44,11 +44,39 @@ class KVSource(Protocol):
         """The step's keys and values of this layer are in place."""
 
 
-class Attention(Layer):
-    """``forward(qkv (T, (q_heads + 2 kv_heads) * head_dim), batch) -> (T, q_heads * head_dim)``.
+class PagedLayer(Layer):
+    """Base of layers whose backend reads pages. Holds no cache: ``bind`` gives it pages and backends once the pool exists.
 
-    Holds no cache: ``bind`` gives it pages and backends once the pool exists.
+    Attributes:
+        layer: what backends are told of it.
+        q_heads: query heads of this rank; ``kv_heads`` and ``head_dim`` are its cache group's.
+        kv, backends: its pages and its (extend, decode) backends, once bound.
     """
+
+    def __init__(self, layer: AttentionLayer, *, q_heads: int, kv_heads: int, head_dim: int, layout: KVLayout) -> None:
+        super().__init__()
+        self.layer, self.layer_index = layer, layer.index
+        self.q_heads, self.kv_heads, self.head_dim = q_heads, kv_heads, head_dim
+        self.layout = layout
+        self._layout_name = layout.value
+        self.kv: LayerKV | None = None
+        self.backends: tuple[AttentionBackend, AttentionBackend] | None = None
+
+    def bind(self, source: KVSource, group_index: int, extend: AttentionBackend, decode: AttentionBackend) -> None:
+        """Attach the pages of this layer and the backends of both phases."""
+        if source.layout is not self.layout:
+            raise ModelError(
+                f"layer {self.layer_index} was built for {self.layout.value} pages, the pool has {source.layout.value}"
+            )
+        self.kv = kv = source.layer(self.layer_index)
+        self.backends = (extend, decode)
+        self._group_index = group_index
+        self._k, self._v = kv.k, kv.v
+        self._wait, self._written = source.wait_layer, source.layer_written
+
+
+class Attention(PagedLayer):
+    """``forward(qkv (T, (q_heads + 2 kv_heads) * head_dim), batch) -> (T, q_heads * head_dim)``."""
 
     def __init__(
         self,
@@ -71,12 +99,14 @@ class Attention(Layer):
         select: SelectKernel,
         memory: AbstractContextManager[None],
     ) -> None:
-        super().__init__()
+        super().__init__(
+            AttentionLayer(index=layer_index, scale=scale, window=window, softcap=softcap),
+            q_heads=q_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            layout=layout,
+        )
         self._prefix = prefix
-        self.layer_index, self.q_heads, self.kv_heads, self.head_dim = layer_index, q_heads, kv_heads, head_dim
-        self.layer = AttentionLayer(index=layer_index, scale=scale, window=window, softcap=softcap)
-        self.layout = layout
-        self._layout_name = layout.value
         self._cos_sin, self._interleaved, self._eps = cos_sin, interleaved, qk_norm_eps or 1e-6
         self._norms: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if qk_norm_eps is not None:
@@ -94,20 +124,10 @@ class Attention(Layer):
                 shape={"head_dim": head_dim, "rotary_dim": cos_sin.shape[1], "q_heads": q_heads, "kv_heads": kv_heads},
             )
         )
-        self.kv: LayerKV | None = None
-        self.backends: tuple[AttentionBackend, AttentionBackend] | None = None
 
     def bind(self, source: KVSource, group_index: int, extend: AttentionBackend, decode: AttentionBackend) -> None:
         """Attach the pages of this layer and the backends of both phases."""
-        if source.layout is not self.layout:
-            raise ModelError(
-                f"layer {self.layer_index} was built for {self.layout.value} pages, the pool has {source.layout.value}"
-            )
-        self.kv = kv = source.layer(self.layer_index)
-        self.backends = (extend, decode)
-        self._group_index = group_index
-        self._k, self._v = kv.k, kv.v
-        self._wait, self._written = source.wait_layer, source.layer_written
+        super().bind(source, group_index, extend, decode)
         self._extend, self._decode = extend.forward_extend, decode.forward_decode
         self._extend_captured = decode.forward_extend
 
@@ -177,7 +197,7 @@ def bind_kv(
     served: dict[int, tuple[AttentionBackend, list[AttentionLayer]]] = {}
     group_of = {layer: (index, group) for index, group in enumerate(source.groups) for layer in group.layers}
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, PagedLayer):
             found = group_of.get(module.layer_index)
             if found is None:
                 raise ModelError(

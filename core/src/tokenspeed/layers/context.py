@@ -14,7 +14,9 @@ from tokenspeed.layers.activation import GatedActivation, GatedPair, activation_
 from tokenspeed.layers.attention import Attention
 from tokenspeed.layers.dtypes import short_name
 from tokenspeed.layers.embedding import Embedding, LMHead
+from tokenspeed.layers.latent import LatentAttention, LatentShape
 from tokenspeed.layers.linear import Linear
+from tokenspeed.layers.moe import Experts, Router, Routing
 from tokenspeed.layers.norm import RMSNorm
 from tokenspeed.layers.parallel import ParallelGroups
 from tokenspeed.layers.quantization import QuantizationMethod, SelectKernel, Unquantized
@@ -224,6 +226,48 @@ class LayerContext:
             layout=self._kv_layout,
             dtype=self.dtype,
             kv_dtype=self._kv_dtype,
+            device=self.device,
+            select=self._select,
+            memory=self._allocate("weights"),
+        )
+
+    def latent_attention(
+        self, prefix: str, layer_index: int, shape: LatentShape, *, kv_scale: float = 1.0
+    ) -> nn.Module:
+        return LatentAttention(
+            prefix,
+            layer_index,
+            shape,
+            kv_scale=kv_scale,
+            group=self._groups["attn"],
+            cos_sin=self._table(shape.rope),
+            layout=self._kv_layout,
+            dtype=self.dtype,
+            kv_dtype=self._kv_dtype,
+            device=self.device,
+            select=self._select,
+            memory=self._allocate("weights"),
+        )
+
+    def router(self, prefix: str, hidden: int, routing: Routing) -> nn.Module:
+        return Router(
+            prefix,
+            hidden,
+            routing,
+            dtype=self.dtype,
+            device=self.device,
+            select=self._select,
+            memory=self._allocate("weights"),
+        )
+
+    def experts(self, prefix: str, hidden: int, intermediate: int, routing: Routing) -> nn.Module:
+        return Experts(
+            prefix,
+            hidden,
+            intermediate,
+            routing,
+            group=self._groups["moe"],
+            dtype=self.dtype,
             device=self.device,
             select=self._select,
             memory=self._allocate("weights"),

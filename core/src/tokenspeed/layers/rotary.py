@@ -15,7 +15,7 @@ import torch
 
 from tokenspeed.errors import ModelError
 
-__all__ = ["RopeConfig", "cos_sin_table", "inverse_frequencies"]
+__all__ = ["RopeConfig", "cos_sin_table", "inverse_frequencies", "logit_factor"]
 
 _TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -58,9 +58,7 @@ class RopeConfig:
         Raises:
             ModelError: the scaling is not one of those above, or a value it needs is missing.
         """
-        given: Mapping[str, Any] = (
-            getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-        )
+        given = _given(config)
         kind = given.get("rope_type") or given.get("type") or "default"
         if kind not in _TYPES:
             raise ModelError(f"rotary scaling {kind!r} is not supported (supported: {', '.join(_TYPES)})")
@@ -89,17 +87,28 @@ class RopeConfig:
         return cls(**values)
 
 
+def _given(config: Any) -> Mapping[str, Any]:
+    return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+
+
+def logit_factor(config: Any) -> float:
+    """What a scaled rotary embedding with ``mscale_all_dim`` multiplies attention logits by, as DeepSeek's models apply YaRN's temperature."""
+    given = _given(config)
+    over_all, kind = given.get("mscale_all_dim"), given.get("rope_type") or given.get("type") or "default"
+    return 1.0 if kind == "default" or not over_all else _temperature(float(given["factor"]), over_all) ** 2
+
+
+def _temperature(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
 def _yarn_attention_factor(given: Mapping[str, Any], factor: float) -> float:
     if given.get("attention_factor") is not None:
         return float(given["attention_factor"])
-
-    def temperature(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
     mscale, over_all = given.get("mscale"), given.get("mscale_all_dim")
     if mscale and over_all:
-        return temperature(mscale) / temperature(over_all)
-    return temperature(1.0)
+        return _temperature(factor, mscale) / _temperature(factor, over_all)
+    return _temperature(factor, 1.0)
 
 
 def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:

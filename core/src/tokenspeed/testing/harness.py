@@ -15,7 +15,7 @@ from tokenspeed.interfaces.batch import ForwardBatch
 from tokenspeed.interfaces.kernel import KernelContext
 from tokenspeed.interfaces.model import CausalLM
 from tokenspeed.layers import check_complete
-from tokenspeed.layers.attention import Attention, bind_kv
+from tokenspeed.layers.attention import PagedLayer, bind_kv
 from tokenspeed.layers.context import LayerContext
 from tokenspeed.layers.parallel import ParallelGroup, ParallelGroups
 from tokenspeed.plugins.kernel_select import KernelRegistry
@@ -113,7 +113,7 @@ class ModelHarness:
         self.cache = PagedCache(
             self.groups, page_size=page_size, num_pages=num_pages, layout=layout, dtype=dtype, seed=seed
         )
-        layers = [module for module in self.model.modules() if isinstance(module, Attention)]
+        layers = [module for module in self.model.modules() if isinstance(module, PagedLayer)]
         made = backend(
             attention_context(
                 self.groups[0], layers[0].q_heads, page_size=page_size, layout=layout, dtype=dtype, kernels=registry

@@ -46,6 +46,13 @@ def _route() -> Iterator[KernelCase]:
         ("all experts", (2, 3, 3), frozenset[str](), {}),
         ("sigmoid", (4, 8, 3), frozenset({"sigmoid"}), {"scoring": "sigmoid"}),
         ("sigmoid with bias", (4, 8, 3), frozenset({"sigmoid", "bias"}), {"scoring": "sigmoid", "bias": bias}),
+        ("best of groups", (6, 12, 3), frozenset({"groups"}), {"renormalize": False, "groups": 4, "kept_groups": 2}),
+        (
+            "groups by pairs, sigmoid with bias",
+            (7, 8, 3),
+            frozenset({"sigmoid", "bias", "groups"}),
+            {"scoring": "sigmoid", "bias": bias, "groups": 4, "kept_groups": 2, "group_best": 2},
+        ),
     ):
         shape = {"experts": size[1], "top_k": size[2]}
         yield KernelCase(name=name, make=partial(make, *size), features=features, shape=shape, kwargs=kwargs)

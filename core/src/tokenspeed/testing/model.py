@@ -28,7 +28,7 @@ import torch
 from tokenspeed.errors import ModelError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
 from tokenspeed.interfaces.model import CausalLM
-from tokenspeed.layers.attention import Attention
+from tokenspeed.layers.attention import PagedLayer
 from tokenspeed.plugins.selection import load_target
 from tokenspeed.plugins.specs import KernelSpec, ModelSpec
 from tokenspeed.testing.harness import ModelHarness, kernel_registry, run_ranks
@@ -55,6 +55,10 @@ class Checkpoint:
         with torch.no_grad():
             for parameter in self.oracle.parameters():  # wide enough that a wrong term shows in the logits
                 parameter.mul_(3.0) if parameter.dim() > 1 else parameter.add_(torch.randn_like(parameter) * 0.2)
+            parameters, kept = dict(self.oracle.named_parameters()), self.oracle.state_dict()
+            for name, buffer in kept.items():  # what is learnt and saved besides, such as a router's bias
+                if name not in parameters and buffer.is_floating_point():
+                    buffer.add_(torch.randn_like(buffer) * 0.2)
         self.oracle.save_pretrained(path)
         # transformers rewrites config.json in its newest form; both forms are read.
         self.path, self.config, self.model_class = path, config, model_class
@@ -210,7 +214,7 @@ class ModelSuite:
     def test_cache_groups_are_those_of_the_layers(self, harness: ModelHarness) -> None:
         """What is declared before any weight exists is what the layers write."""
         by_layer = {index: group for group in harness.groups for index in group.layers}
-        layers = [module for module in harness.model.modules() if isinstance(module, Attention)]
+        layers = [module for module in harness.model.modules() if isinstance(module, PagedLayer)]
         assert sorted(by_layer) == [layer.layer_index for layer in layers]
         for layer in layers:
             assert (by_layer[layer.layer_index].kv_heads, by_layer[layer.layer_index].head_dim) == (

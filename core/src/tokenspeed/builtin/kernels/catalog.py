@@ -41,7 +41,7 @@ REFERENCE_KERNELS: tuple[KernelSpec, ...] = (
     _spec("cache", "write_latent", _KV_CASTS),
     _spec("cache", "copy"),
     _spec("cache", "zero"),
-    _spec("moe", "route", frozenset({"sigmoid", "bias"})),
+    _spec("moe", "route", frozenset({"sigmoid", "bias", "groups"})),
     _spec("moe", "experts"),
     _spec("recurrent", "copy"),
     _spec("recurrent", "zero"),

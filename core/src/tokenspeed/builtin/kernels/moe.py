@@ -14,16 +14,25 @@ def route(
     scoring: str = "softmax",
     renormalize: bool = True,
     bias: torch.Tensor | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    group_best: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ``top_k`` experts of each row of logits (T, E): weights (T, top_k) fp32 and experts (T, top_k) int64, the highest score first, the lower index
     of equals.
 
     A score is the softmax over all experts, or each one's sigmoid. ``bias`` (E) fp32 moves the choice and not the weights. ``renormalize`` makes weights sum
-    to one.
+    to one. Of several ``groups``, equal blocks of experts, those of ``kept_groups`` can be chosen: the groups with the highest sums of their ``group_best`` best.
     """
     x = logits.float()
     scores = torch.sigmoid(x) if scoring == "sigmoid" else torch.softmax(x, dim=-1)
     ranked = scores if bias is None else scores + bias
+    if groups > 1:
+        blocks = ranked.view(x.shape[0], groups, -1)
+        best = blocks.topk(group_best, dim=-1).values.sum(dim=-1)
+        kept = best.argsort(dim=-1, descending=True, stable=True)[:, :kept_groups]
+        dropped = torch.ones_like(best, dtype=torch.bool).scatter_(1, kept, False)
+        ranked = blocks.masked_fill(dropped.unsqueeze(-1), float("-inf")).flatten(1)
     chosen = ranked.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
     weights = scores.gather(1, chosen)
     if renormalize:
