@@ -231,14 +231,11 @@ class LayerContext:
             memory=self._allocate("weights"),
         )
 
-    def latent_attention(
-        self, prefix: str, layer_index: int, shape: LatentShape, *, kv_scale: float = 1.0
-    ) -> nn.Module:
+    def latent_attention(self, prefix: str, layer_index: int, shape: LatentShape) -> nn.Module:
         return LatentAttention(
             prefix,
             layer_index,
             shape,
-            kv_scale=kv_scale,
             group=self._groups["attn"],
             cos_sin=self._table(shape.rope),
             layout=self._kv_layout,

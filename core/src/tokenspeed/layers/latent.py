@@ -41,6 +41,7 @@ class LatentShape:
         scale: factor of the attention logits.
         norm_eps: of the norms of both latents.
         bias: the projections to latents and the output projection have biases.
+        kv_scale: what latents are divided by where they are stored, for pages of fp8.
     """
 
     hidden: int
@@ -54,6 +55,7 @@ class LatentShape:
     rope: RopeConfig
     norm_eps: float = 1e-6
     bias: bool = False
+    kv_scale: float = 1.0
 
     @classmethod
     def of(cls, config: Any, *, interleaved: bool = True) -> LatentShape:
@@ -79,7 +81,9 @@ class LatentShape:
     def cache_group(self, layers: tuple[int, ...], ranks: int) -> CacheGroup:
         """The latents of ``layers``, which every one of ``ranks`` ranks keeps whole. Raises ``ConfigError`` where the heads cannot be dealt out."""
         shard_heads(self.q_heads, 1, ranks)
-        return CacheGroup(kind="mla", layers=layers, kv_heads=1, head_dim=self.rank + self.rope_dim, v_head_dim=self.rank)
+        return CacheGroup(
+            kind="mla", layers=layers, kv_heads=1, head_dim=self.rank + self.rope_dim, v_head_dim=self.rank
+        )
 
 
 class LatentAttention(PagedLayer):
@@ -98,7 +102,6 @@ class LatentAttention(PagedLayer):
         layer_index: int,
         shape: LatentShape,
         *,
-        kv_scale: float,
         group: ParallelGroup,
         cos_sin: torch.Tensor,
         layout: KVLayout,
@@ -119,7 +122,7 @@ class LatentAttention(PagedLayer):
         keys, values = weight[: heads * nope].view(heads, nope, rank), weight[heads * nope :].view(heads, v_dim, rank)
         super().__init__(
             AttentionLayer(
-                index=layer_index, scale=shape.scale, kv_scale=kv_scale, latent=LatentUp(keys=keys, values=values)
+                index=layer_index, scale=shape.scale, kv_scale=shape.kv_scale, latent=LatentUp(keys=keys, values=values)
             ),
             q_heads=heads,
             kv_heads=1,
@@ -156,14 +159,10 @@ class LatentAttention(PagedLayer):
         tokens, nope, rope = q.shape[0], shape.nope_dim, shape.rope_dim
         heads = q.view(tokens, self.q_heads, nope + rope)
         rotated, key = heads[..., nope:].contiguous(), key.contiguous()
-        self._rotate(
-            rotated.view(tokens, -1), key, batch.positions, self._cos_sin, rope, self._interleaved
-        )
+        self._rotate(rotated.view(tokens, -1), key, batch.positions, self._cos_sin, rope, self._interleaved)
         heads[..., nope:] = rotated
         self._wait(layer.index)
-        self._write(
-            latent, key, self._k, batch.slot_mapping[self._group_index], self._layout_name, layer.kv_scale
-        )
+        self._write(latent, key, self._k, batch.slot_mapping[self._group_index], self._layout_name, layer.kv_scale)
         self._written(layer.index)
         cut = batch.num_extend_tokens
         extend = self._extend_captured if batch.captured else self._extend

@@ -19,6 +19,7 @@ _NAMES = (
     "kvstore-file",
     "kvstore-mooncake",
     "kvstore-redis",
+    "models-deepseek",
     "models-llama",
     "models-qwen3",
     "parsers-base",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -10,6 +12,8 @@ from tokenspeed_plugin_models_deepseek.model import DeepseekV2ForCausalLM, Deeps
 from tokenspeed_plugin_models_deepseek.plugin import tokenspeed_models
 
 from tokenspeed.errors import ConfigError, ModelError
+from tokenspeed.layers import LatentShape
+from tokenspeed.testing.harness import ModelHarness
 from tokenspeed.testing.model import Checkpoint, ModelSuite
 from tokenspeed.weights.config_view import ConfigView
 from tokenspeed.weights.stream import iterate_weights
@@ -117,7 +121,7 @@ def test_every_rank_keeps_the_latents_whole_and_has_as_many_heads() -> None:
         DeepseekV3ForCausalLM.cache_groups(ConfigView(V3), 4)
 
 
-def test_layers_of_multi_token_prediction_are_left_out_and_no_others(tmp_path: Any) -> None:
+def test_layers_of_multi_token_prediction_are_left_out_and_no_others(tmp_path: Path) -> None:
     checkpoint = Checkpoint(V3, tmp_path / "model", DeepseekV3ForCausalLM)
     harness = checkpoint.harness()
     weights = dict(iterate_weights(checkpoint.description))
@@ -128,12 +132,18 @@ def test_layers_of_multi_token_prediction_are_left_out_and_no_others(tmp_path: A
         harness.model.load_weights([("model.layers.4.eh_proj.weight", extra)])
 
 
-def test_latents_are_stored_divided_by_the_layers_scale(tmp_path: Any) -> None:
-    """What a layer is told of its scale is what the pages hold."""
+class _Scaled(DeepseekV3ForCausalLM):
+    @classmethod
+    def latents(cls, config: Any) -> LatentShape:
+        return replace(super().latents(config), kv_scale=4.0)
+
+
+def test_latents_are_stored_divided_by_the_layers_scale(tmp_path: Path) -> None:
+    """What attention computes stays the same."""
     checkpoint = Checkpoint(V3, tmp_path / "model", DeepseekV3ForCausalLM)
-    plain, scaled = checkpoint.harness(), checkpoint.harness(kv_scale=4.0)
-    expected, got = (harness.prefill(checkpoint.prompt, 5) for harness in (plain, scaled))
-    torch.testing.assert_close(got[1], expected[1], rtol=0, atol=1e-4)
-    page = expected[0].pages[0]
-    assert got[0].pages[0] == page
-    torch.testing.assert_close(scaled.cache.layer(0).k[page] * 4.0, plain.cache.layer(0).k[page], rtol=0, atol=1e-5)
+    plain, scaled = checkpoint.harness(), ModelHarness(_Scaled, checkpoint.description)
+    (session, expected), (other, got) = (harness.prefill(checkpoint.prompt, 5) for harness in (plain, scaled))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+    assert session.pages == other.pages
+    page = plain.cache.layer(0).k[session.pages[0]]
+    torch.testing.assert_close(scaled.cache.layer(0).k[session.pages[0]] * 4.0, page, rtol=0, atol=1e-5)

@@ -130,9 +130,7 @@ class _DeepseekCausalLM(CausalLM):
         tied = self.model.embed_tokens if self._tied else None
         self.lm_head = ctx.lm_head(f"{prefix}lm_head", config.vocab_size, config.hidden_size, tied=tied)
         if self._further:
-            _log.info(
-                "The checkpoint's layers of multi-token prediction (%d) are left out: no drafting", self._further
-            )
+            _log.info("The checkpoint's layers of multi-token prediction (%d) are left out: no drafting", self._further)
 
     @classmethod
     def latents(cls, config: Any) -> LatentShape:
