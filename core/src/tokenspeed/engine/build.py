@@ -39,9 +39,9 @@ from tokenspeed.interfaces.platform import Platform, PlatformContext
 from tokenspeed.layers.context import LayerContext
 from tokenspeed.layers.dtypes import dtype_from_name, short_name
 from tokenspeed.layers.loading import check_complete
+from tokenspeed.layers.moe import Experts
 from tokenspeed.layers.parallel import ParallelGroups
 from tokenspeed.layers.quantization import quantization_for
-from tokenspeed.layers.moe import Experts
 from tokenspeed.layers.recurrent import RecurrentLayer
 from tokenspeed.messages import EngineInfo
 from tokenspeed.plugins.events import ModelLoadedContext

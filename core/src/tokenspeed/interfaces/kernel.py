@@ -36,7 +36,7 @@ moe
     weights (T, top_k) fp32 of the softmax
     over all experts, or of each one's sigmoid (feature ``sigmoid``), made to sum to one with ``renormalize``; experts (T, top_k) int64, highest score
     first, the lower index of equals; bias (E) fp32 moves the choice and not the weights (feature ``bias``). With ``groups`` above 1 (feature ``groups``) the
-    experts are that many equal blocks, and a row chooses among those of its ``kept_groups`` best, by the sum of the ``group_best`` highest biased scores of each.
+    experts are that many equal blocks, and a row chooses among those of its ``kept_groups`` best, by the sum of the ``group_best`` best biased scores of each.
     ``experts(x, gate_up, down, weights, chosen) -> out``: x (T, H); gate_up (E, 2 I, H), gate rows before up rows; down (E, H, I); weights (T, k) fp32;
     chosen (T, k) int64, -1: none; out (T, H), the sum of ``silu(gate) * up`` through ``down`` of each row's experts by its weights, in fp32.
     Feature ``captures``: the host waits for nothing, so that a graph can hold the call.

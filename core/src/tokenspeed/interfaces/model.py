@@ -115,8 +115,8 @@ class ModelContext(Protocol):
 
     def latent_attention(self, prefix: str, layer_index: int, shape: Any) -> nn.Module:
         """Multi-head latent attention between its projections: ``forward(q (T, q_heads * (nope_dim + rope_dim)), latent (T, rank), key (T, rope_dim), batch)
-        -> (T, q_heads * v_dim)`` with the heads of this rank; changes ``q``. ``shape`` is a ``tokenspeed.layers.LatentShape``, ``prefix`` names the checkpoint's
-        projection from latents to keys and values."""
+        -> (T, q_heads * v_dim)`` with the heads of this rank; changes ``q``. ``shape`` is a ``tokenspeed.layers.LatentShape``, ``prefix`` names the
+        checkpoint's projection from latents to keys and values."""
 
     def router(self, prefix: str, hidden: int, routing: Any) -> nn.Module:
         """``forward(x (T, hidden)) -> (weights (T, top_k) fp32, experts (T, top_k) int64)``; ``routing`` is a ``tokenspeed.layers.Routing``. Its tensors are

@@ -22,7 +22,7 @@ def route(
     of equals.
 
     A score is the softmax over all experts, or each one's sigmoid. ``bias`` (E) fp32 moves the choice and not the weights. ``renormalize`` makes weights sum
-    to one. Of several ``groups``, equal blocks of experts, those of ``kept_groups`` can be chosen: the groups with the highest sums of their ``group_best`` best.
+    to one. Of several ``groups``, equal blocks of experts, those of ``kept_groups`` can be chosen: the highest sums of their ``group_best`` best.
     """
     x = logits.float()
     scores = torch.sigmoid(x) if scoring == "sigmoid" else torch.softmax(x, dim=-1)
