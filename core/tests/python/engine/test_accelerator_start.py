@@ -315,6 +315,19 @@ def test_why_graphs_are_off_or_fewer_than_asked_for_is_told(
     assert (bool(plan.sizes), bool(plan.tokens)) == captures
 
 
+def test_experts_whose_kernel_waits_for_the_device_keep_graphs_off() -> None:
+    config, platform, decoders = EngineConfig(model="m"), Pretend(PlatformContext()), [_decoder((0,), True)]
+    for captures, note in (
+        (False, "off: the kernel of the model's experts (moe.experts) cannot be captured"),
+        (True, ""),
+    ):
+        experts: list[Any] = [_scan(captures, False)]
+        plan = plan_graphs(
+            config, platform, decoders, [], decoder_name="b", max_rows=32, max_tokens=2048, experts=experts
+        )
+        assert (plan.note, bool(plan.sizes)) == (note, captures)
+
+
 def test_a_platform_without_graphs_has_nothing_to_say_of_them() -> None:
     plan = plan_graphs(
         EngineConfig(model="m"), CpuPlatform(PlatformContext()), [], [], decoder_name="b", max_rows=8, max_tokens=64
