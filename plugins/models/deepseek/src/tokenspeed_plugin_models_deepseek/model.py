@@ -182,8 +182,8 @@ class DeepseekV2ForCausalLM(_DeepseekCausalLM):
             experts=config.n_routed_experts,
             top_k=config.num_experts_per_tok,
             renormalize=False,
-            groups=config.n_group if limited else 1,
-            kept_groups=config.topk_group if limited else 1,
+            groups=(config.n_group or 1) if limited else 1,
+            kept_groups=(config.topk_group or 1) if limited else 1,
             scale=float(getattr(config, "routed_scaling_factor", 1.0)),
         )
 
@@ -201,8 +201,8 @@ class DeepseekV3ForCausalLM(_DeepseekCausalLM):
             scoring="sigmoid",
             renormalize=bool(getattr(config, "norm_topk_prob", True)),
             bias=True,
-            groups=config.n_group,
-            kept_groups=config.topk_group,
+            groups=config.n_group or 1,
+            kept_groups=config.topk_group or 1,
             group_best=2,
             scale=float(getattr(config, "routed_scaling_factor", 1.0)),
         )
