@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from tokenspeed.cli.config_file import read_config_file
-from tokenspeed.cli.flags import ENGINE_FLAGS, REFUSED, SERVING_FLAGS, Flag, Refusal
+from tokenspeed.cli.flags import ENGINE_FLAGS, SERVING_FLAGS, Flag
+from tokenspeed.cli.refused import REFUSED, Refusal
 from tokenspeed.config import EngineConfig, ParallelConfig, ServingConfig
 from tokenspeed.errors import ConfigError
 from tokenspeed.plugins.names import did_you_mean

@@ -12,7 +12,7 @@ from typing import Any
 from tokenspeed.cli.readers import DTYPES, KV_DTYPES, count, dtype, number, or_none, size_in_bytes
 from tokenspeed.plugins.specs import KERNEL_OBJECTIVES
 
-__all__ = ["ENGINE_FLAGS", "REFUSED", "SERVING_FLAGS", "Flag", "Refusal"]
+__all__ = ["ENGINE_FLAGS", "SERVING_FLAGS", "Flag"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,38 +392,4 @@ SERVING_FLAGS: tuple[Flag, ...] = (
         name="max-logprobs", group="server", help="most top logprobs a request may ask for", read=count(0), metavar="N"
     ),
     Flag(name="max-n", group="server", help="most choices a request may ask for", read=count(1), metavar="N"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """A flag of vLLM or upstream that has no counterpart here: ``accepted`` values change nothing, every other one is refused with ``reason``."""
-
-    flags: tuple[str, ...]
-    reason: str
-    accepted: tuple[str, ...] = ()
-    takes_value: bool = True
-
-
-_PARALLEL = "this kind of parallelism is not available; --tensor-parallel-size is"
-
-REFUSED: tuple[Refusal, ...] = (
-    Refusal(flags=("--pipeline-parallel-size", "-pp", "--pp-size"), reason=_PARALLEL, accepted=("1",)),
-    Refusal(flags=("--data-parallel-size", "-dp", "--dp-size", "--attn-dp-size"), reason=_PARALLEL, accepted=("1",)),
-    Refusal(flags=("--expert-parallel-size", "--ep-size", "--moe-ep-size"), reason=_PARALLEL, accepted=("1",)),
-    Refusal(flags=("--enable-expert-parallel",), reason=_PARALLEL, takes_value=False),
-    Refusal(
-        flags=("--prefill-context-parallel-size", "--decode-context-parallel-size", "--cp-size"),
-        reason=_PARALLEL,
-        accepted=("1",),
-    ),
-    Refusal(flags=("--nnodes",), reason="one host runs all engine processes", accepted=("1",)),
-    Refusal(flags=("--node-rank",), reason="one host runs all engine processes", accepted=("0",)),
-    Refusal(flags=("--quantization", "-q"), reason="the format of the weights decides how they are loaded"),
-    Refusal(
-        flags=("--enable-auto-tool-choice",),
-        reason="tool calls are found whenever a tool parser is chosen: leave it out",
-        takes_value=False,
-    ),
-    Refusal(flags=("--model", "--model-path"), reason="give the model as the first argument: tokenspeed serve MODEL"),
 )

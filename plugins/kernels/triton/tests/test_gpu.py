@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from tokenspeed_plugin_kernels_triton.limits import shared_memory_limit
 from tokenspeed_plugin_kernels_triton.plugin import tokenspeed_kernels
 from tokenspeed_plugin_kernels_triton.search import add_arguments, run
 
-from tokenspeed.cli.arguments import Parser
 from tokenspeed.plugins import KernelSpec
 from tokenspeed.testing.kernel import KernelSuite
 
@@ -45,7 +45,7 @@ def test_generic_tiles_run_and_are_right(rows: int, n: int, k: int) -> None:
 
 
 def test_a_search_finds_tiles_that_serve_this_card_and_are_kept_with_their_evidence(tmp_path: Path) -> None:
-    parser = Parser(prog="tune-gemm")
+    parser = argparse.ArgumentParser(prog="tune-gemm")
     add_arguments(parser)
     out = str(tmp_path / "tiles.json")
     asked = ["--shape", "1024x512", "--shape", "2048x512:gated", "--rows", "1", "8", "--seconds", "30", "--out", out]

@@ -1,5 +1,6 @@
 """Tiles: whose they are, that they fit, and what is said of them."""
 
+import argparse
 import json
 
 import pytest
@@ -102,5 +103,5 @@ def test_shapes_are_read_from_text():
     assert read_shape("24576x4096:gated") == (24576, 4096, True)
     assert read_shape("64x64") == (64, 64, False)
     for text in ("64", "64x", "65x64:gated", "64x64:fused", "8x64"):
-        with pytest.raises(ValueError, match="no shape"):
+        with pytest.raises(argparse.ArgumentTypeError, match="no shape"):
             read_shape(text)

@@ -20,7 +20,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenspeed.cli.arguments import argument_type
 from tokenspeed.errors import ConfigError
 from tokenspeed_plugin_kernels_triton.tuning import MAX_ROWS, GemmConfig
 
@@ -44,10 +43,10 @@ _SHAPES: tuple[Shape, ...] = (
 
 
 def read_shape(text: str) -> Shape:
-    """Reads ``6144x4096``, or ``24576x4096:gated`` of gate and up rows. Raises ``ValueError`` with a phrase."""
+    """Reads ``6144x4096``, or ``24576x4096:gated`` of gate and up rows. Raises ``argparse.ArgumentTypeError`` with a phrase."""
     found = re.fullmatch(r"(\d+)x(\d+)(:gated)?", text)
     if not found or int(found[1]) < 16 or int(found[2]) < 64 or (found[3] and int(found[1]) % 2):
-        raise ValueError(
+        raise argparse.ArgumentTypeError(
             f"no shape {text!r}; write ROWSxCOLUMNS of a weight, for example 6144x4096, or 24576x4096:gated"
         )
     return int(found[1]), int(found[2]), bool(found[3])
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "serve --set kernels-triton.tiles=FILE takes what was found."
     )
     parser.add_argument(
-        "--shape", action="append", type=argument_type(read_shape), metavar="NxK[:gated]",
+        "--shape", action="append", type=read_shape, metavar="NxK[:gated]",
         help="a weight's rows and columns; may be given again (default: those of an 8B model)",
     )  # fmt: skip
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32], metavar="N", help="default: 1 8 32")
