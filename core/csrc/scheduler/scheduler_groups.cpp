@@ -238,7 +238,9 @@ AdjunctPin Scheduler::PublishState(Request& request, AdjunctGroup& group, int32_
   const int32_t block = position / page_size_ - 1;
   AdjunctPin pin = PublishPage(request, group, block, page);
   if (!pin) return pin;
-  if (PartBefore(tree_, request.hashes, block + 1, group.interval / page_size_)) group.cache.Warm(pin.hash());
+  // Of prompts, which others may share; this walks the prompt.
+  const bool parts = position < request.prompt_tokens && PartBefore(tree_, request.hashes, block + 1, group.interval / page_size_);
+  if (parts) group.cache.Warm(pin.hash());
   if (config_.write_policy == WritePolicy::kThrough) QueueCopy(group, pin.hash(), &request);
   return pin;
 }

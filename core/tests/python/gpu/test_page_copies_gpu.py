@@ -99,6 +99,12 @@ def test_a_state_that_comes_from_the_host_is_copied_when_it_has_come(bench: Benc
     """Without the host waiting, and beside pages of full groups: a plan loads a state back and copies it before its step."""
     del bench
     mixed = Bench(MIXED)
+    mixed.pool.prepare_states(
+        *(np.array([value], dtype=np.int32) for value in (1, 1, 0, 1))
+    )  # kernels load on first use
+    mixed.copies.load_back(mixed.moves((0, 0, [0], [0]), (9, 1, [0], [0])))
+    mixed.copies.settle()
+    mixed.done.clear()
     before = [tensor.clone() for tensor in mixed.pool.tensors]
     mixed.copies.write_back(mixed.moves((1, 0, [7, 8], [0, 1]), (2, 1, [5], [9])))
     mixed.copies.settle()
