@@ -270,7 +270,7 @@ def main() -> None:
     a = p.parse_args()
     began = time.perf_counter()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    settings: dict[str, Any] = {"max_step_ms": 21.0}
+    settings: dict[str, Any] = {"max_step_ms": 24.0}
     for text in a.set:
         field, _, value = text.partition("=")
         settings[field] = json.loads(value)

@@ -107,7 +107,7 @@ def main() -> None:
     p.add_argument("--names", type=int, default=0, help="longest kernels to print for each row")
     a = p.parse_args()
     parts = a.only.split(",")
-    bench, profiles = Bench({"max_step_ms": 21.0}), Profiles(a.names)
+    bench, profiles = Bench({"max_step_ms": 24.0}), Profiles(a.names)
     if "decode" in parts:
         for batch in (1, 8, 64, 128, 256):
             prompts = [bench.prompt(1025) for _ in range(batch)]
