@@ -59,3 +59,20 @@ def test_a_crowd_of_prompts_is_done_nearly_as_soon_as_without_a_bound(sim: Modul
     free, bounded = (sim.agent64(sim.Simulation(bound_ms, sim.Device())).figures() for bound_ms in (0.0, 24.0))
     assert bounded["total_s"] <= 1.04 * free["total_s"]
     assert bounded["ttft_mean"] <= free["ttft_mean"]
+
+
+@pytest.mark.parametrize("times", [0.6, 1.3, 2.0])
+def test_what_steps_beyond_the_captured_sizes_cost_says_nothing_of_those_within(sim: ModuleType, times: float) -> None:
+    """The crowd of 32 prompts that begins with them is computed in such steps; the lone prompts afterwards keep the bound all the same."""
+
+    class Uneven(sim.Device):  # type: ignore[misc, name-defined]
+        def step_ms(self, plan: object, rng: object) -> float:
+            tokens = int(plan.query_lens[: plan.num_extend_rows].sum())  # type: ignore[attr-defined]
+            return float(super().step_ms(plan, rng)) * (times if tokens > self.sizes[-1] else 1.0)
+
+    for seed in range(3):
+        simulation = sim.Simulation(24.0, Uneven(), seed)
+        sim.gap(simulation, arrivals=3)
+        beside = [ms for tokens, rows, ms in simulation.steps if tokens and rows == 32]
+        assert len(beside) > 30
+        assert max(beside) < 27

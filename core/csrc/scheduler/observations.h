@@ -124,6 +124,7 @@ class StepTimes {
     if (!tried_) return untried;
     return std::min((max_step_us - us_[0]) / us_[1] * kTokens, std::max(untried, 2.0 * static_cast<double>(most_)));
   }
+  [[nodiscard]] bool tried() const noexcept { return tried_; }
   // What a prompt token costs for each token that it attends to, in tokens.
   [[nodiscard]] double weight() const noexcept { return tried_ ? us_[2] / us_[1] * (kTokens / kAttended) : 0.0; }
 

@@ -194,6 +194,8 @@ class Scheduler {
   // Microseconds that a step with decodes may take: max_step_us for each kPromptsInBound prompts that could run, and at least once.
   static constexpr double kPromptsInBound = 4.0;
   [[nodiscard]] double StepBound();
+  // The prefill cost that keeps a step with decodes within the bound; `untried` before any was timed.
+  double PrefillCostWithin(double max_step_us, double untried);
   // Plans the next chunk out of the share; its tokens, 0 where no page is left for it.
   int32_t PlanChunk(Request& request, PrefillShare& share);
   bool AdmitNext(PrefillShare& share);
@@ -454,6 +456,7 @@ class Scheduler {
   OutputLengths output_lengths_;
   PrefillCost prefill_cost_;
   StepTimes step_times_;
+  StepTimes filled_times_;  // of steps that the device fills up (`step_sizes`): those that are not cost another price a token
   std::array<int64_t, kStateCount> state_counts_{};
   TransitionCounts transitions_{};
   SchedulerStats totals_;  // its "ever" part

@@ -42,8 +42,12 @@ AdvanceResult Scheduler::Advance(int64_t plan_id, std::span<const int32_t> count
     result.row_refusals[i] = static_cast<int32_t>(Settle(request, row, counts[i], tokens.data() + i * width, outcomes[i]));
   }
   if (config_.max_step_us > 0) {
-    step_times_.Observe(config_.FilledStep(step.prefill_tokens), step.attended, decode_rows, step.filled, step_us);
-    prefill_cost_.Follow(step_times_.weight());
+    const bool fills = !config_.step_sizes.empty() && step.prefill_tokens <= config_.step_sizes.back();
+    for (StepTimes* times : {&step_times_, &filled_times_}) {
+      if (step.prefill_tokens > 0 && (times == &filled_times_) != fills) continue;
+      times->Observe(config_.FilledStep(step.prefill_tokens), step.attended, decode_rows, step.filled, step_us);
+    }
+    if (step.prefill_tokens > 0) prefill_cost_.Follow((fills ? filled_times_ : step_times_).weight());
   } else {
     prefill_cost_.Observe(step.prefill_tokens, step.attended, decode_rows, step.filled, step_us);
   }

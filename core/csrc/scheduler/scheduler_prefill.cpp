@@ -14,7 +14,7 @@ PrefillShare Scheduler::ShareBeside(int32_t decode_tokens) {
   share.cost = prefill_cost_(share.tokens, PrefillCost::Attended(share.tokens, 0));
   if (config_.max_step_us > 0) {
     share.sizes = &config_;
-    share.cost = std::min(share.cost, step_times_.PrefillCostWithin(StepBound(), 4.0 * least));
+    share.cost = std::min(share.cost, PrefillCostWithin(StepBound(), 4.0 * least));
   }
   return share;
 }
@@ -30,6 +30,16 @@ double Scheduler::StepBound() {
     if (PagesFor(first.known()) - first.hint.depth() + GrowthPages(first) + growth_room_ > room_) able = 0;
   }
   return static_cast<double>(config_.max_step_us) * std::max(1.0, static_cast<double>(prefilling_.size() + able) / kPromptsInBound);
+}
+
+double Scheduler::PrefillCostWithin(double max_step_us, double untried) {
+  if (config_.step_sizes.empty()) return step_times_.PrefillCostWithin(max_step_us, untried);
+  const double most = config_.step_sizes.back();
+  const double filled = filled_times_.PrefillCostWithin(max_step_us, untried);
+  const bool fills = filled < most;
+  const StepTimes& times = fills ? filled_times_ : step_times_;
+  if (fills || times.tried()) prefill_cost_.Follow(times.weight());
+  return fills ? filled : std::max(most, step_times_.PrefillCostWithin(max_step_us, 2.0 * most));
 }
 
 void Scheduler::PlanPrefills(PrefillShare share) {

@@ -115,7 +115,8 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
     pool = make_pool(
         assembly, platform, cache_groups, None if measured else count_pages(assembly, platform, cache_groups, everyone)
     )
-    plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages, groups=pool.groups)
+    # Of this, the sizes of steps alone: groups with windows or states have more pages than those of a pool that is yet to be sized.
+    plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages[:1])
     backends = make_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
     grammar = load_grammar_parts(assembly, rank=rank, vocab_size=_vocab_size(assembly))
     executor, graphs = _executor(assembly, platform, model, pool, kernels, backends, plan_shape, grammar)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import logging
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -129,10 +130,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with PluginFolder(tmp_path) as folder:
         folder.add("pretend", PLUGIN, modules={"pretend_parts": PARTS}, first_party=True)
 
-        def make(**settings: Any) -> LocalEngine:
+        def make(further: Mapping[str, Any] | None = None, **settings: Any) -> LocalEngine:
             config = EngineConfig(model="toy", device="pretend", num_threads=1, **settings)
-            host = folder.load()
-            return LocalEngine(assemble(config, describe_model("toy"), host=host, accelerators=list))
+            host, model = folder.load(), describe_model("toy")
+            model = replace(model, config=model.config | dict(further or {}))
+            return LocalEngine(assemble(config, model, host=host, accelerators=list))
 
         yield make
 
@@ -175,6 +177,27 @@ def test_tokens_do_not_depend_on_the_pool_that_the_warm_up_used(start: Any) -> N
         assemble(EngineConfig(model="toy", plugins="none", num_threads=1, max_total_tokens=2048), describe_model("toy"))
     )
     assert tokens(start(max_total_tokens=2048, enforce_eager=True)) == tokens(host)
+
+
+@pytest.mark.parametrize("last", ["sliding_attention", "linear_attention"])
+def test_a_model_with_windows_or_states_starts_though_the_first_pool_holds_less_than_one_request(
+    start: Any, last: str
+) -> None:
+    """The largest step runs over a page of each group; a window needs more, a state one to go on from."""
+    types = ["full_attention", last]
+    layers = {"num_hidden_layers": 2, "layer_types": types, "sliding_window": 100, "state_interval": 32}
+    engine = start(layers, max_total_tokens=4096, max_num_seqs=4, block_size=16)
+    prompts, params = [list(range(200)), [1, 2, 3]], SamplingParams(6, temperature=0.0, ignore_eos=True)
+    config = EngineConfig(
+        model="toy", plugins="none", num_threads=1, max_total_tokens=4096, max_num_seqs=4, block_size=16
+    )
+    model = describe_model("toy")
+    host = LocalEngine(assemble(config, replace(model, config=model.config | layers)))
+    first, second = (
+        [[t for item in outputs for t in item.tokens] for outputs in made.generate(prompts, params)]
+        for made in (engine, host)
+    )
+    assert first == second
 
 
 def test_the_start_block_tells_graphs_and_memory(start: Any) -> None:

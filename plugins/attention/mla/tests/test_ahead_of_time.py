@@ -7,7 +7,7 @@ from tokenspeed_plugin_attention_mla import attend, pack, ragged
 from tokenspeed_plugin_attention_mla.hopper import HOPPER_TILES
 from tokenspeed_plugin_attention_mla.hopper_narrow import attend_narrow
 from tokenspeed_plugin_attention_mla.hopper_wide import attend_wide
-from tokenspeed_plugin_attention_mla.tiling import TILES, TILES_FP8, TILES_ROCM
+from tokenspeed_plugin_attention_mla.tiling import TILES, TILES_FP8, TILES_FP32, TILES_ROCM
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
@@ -45,7 +45,14 @@ def attend_cases(prefix, wide, narrow):
     }
 
 
+def wide_case():
+    fn, signature, constants, tiling = attend_case(TILES_FP32[0], 64, False)
+    types = {name: F32 if of == BF else of for name, of in signature.items()}
+    return fn, types, constants | {"COMPUTE": tl.float32}, tiling
+
+
 NVIDIA, AMD = attend_cases("NVIDIA's", TILES, TILES_FP8), attend_cases("AMD's", TILES_ROCM, TILES_ROCM)
+NVIDIA["NVIDIA's fp32"] = wide_case()
 OTHERS = {
     "merge": (
         attend.merge_parts,

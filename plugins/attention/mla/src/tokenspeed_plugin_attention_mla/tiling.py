@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TILES", "TILES_FP8", "TILES_ROCM", "Tiling", "tiling_for"]
+__all__ = ["TILES", "TILES_FP8", "TILES_FP32", "TILES_ROCM", "Tiling", "tiling_for"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,9 @@ TILES_FP8: tuple[Tiling, ...] = (
     Tiling(queries=16, latents=32, warps=8, stages=3),
     Tiling(queries=32, latents=32, warps=8, stages=3),
 )
+
+#: Twice the bytes: shared memory has room for small tiles alone.
+TILES_FP32: tuple[Tiling, ...] = (Tiling(queries=16, latents=16, warps=4, stages=1, scattered=1),)
 
 #: CDNA 3 has 64 KiB of local memory.
 TILES_ROCM: tuple[Tiling, ...] = (Tiling(queries=16, latents=16, warps=4, stages=1, scattered=1, residency=2),)

@@ -10,7 +10,14 @@ from tokenspeed_plugin_attention_mla.attend import ITEM_FIELDS, attend_items, me
 from tokenspeed_plugin_attention_mla.early import early_launch
 from tokenspeed_plugin_attention_mla.hopper import HOPPER_TILES, HopperKernels, serves
 from tokenspeed_plugin_attention_mla.plan import plan_decode, plan_extend
-from tokenspeed_plugin_attention_mla.tiling import TILES, TILES_FP8, TILES_ROCM, Tiling, tiling_for
+from tokenspeed_plugin_attention_mla.tiling import (
+    TILES,
+    TILES_FP8,
+    TILES_FP32,
+    TILES_ROCM,
+    Tiling,
+    tiling_for,
+)
 
 __all__ = ["LatentWork", "Staged", "processors_of", "tiles_of"]
 
@@ -195,6 +202,8 @@ def tiles_of(
     """The tilings for queries of ``dtype`` and latents of ``kv_dtype`` on ``device``."""
     if device.type == "cuda" and torch.version.hip is not None:
         return TILES_ROCM
+    if device.type == "cuda" and dtype.itemsize == 4:
+        return TILES_FP32
     if serves(device, dtype, kv_dtype, rank=rank, rope=rope, page_size=page_size):
         return HOPPER_TILES
     return TILES_FP8 if kv_dtype.itemsize == 1 else TILES
