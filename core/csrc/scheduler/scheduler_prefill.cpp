@@ -36,7 +36,7 @@ double Scheduler::PrefillCostWithin(double max_step_us, double untried) {
   if (config_.step_sizes.empty()) return step_times_.PrefillCostWithin(max_step_us, untried);
   const double most = config_.step_sizes.back();
   const double filled = filled_times_.PrefillCostWithin(max_step_us, untried);
-  const bool fills = filled < most;
+  const bool fills = !filled_times_.tried() || filled < most;
   const StepTimes& times = fills ? filled_times_ : step_times_;
   if (fills || times.tried()) prefill_cost_.Follow(times.weight());
   return fills ? filled : std::max(most, step_times_.PrefillCostWithin(max_step_us, 2.0 * most));
