@@ -30,7 +30,7 @@ struct PrefillShare {
     const auto fitting = static_cast<int32_t>(std::min<int64_t>({remaining, tokens, affordable}));
     if (sizes == nullptr || fitting < affordable) return fitting;
     const int32_t whole = Reach(fitting) - planned;
-    return whole > 0 ? std::min(remaining, whole) : fitting;
+    return whole > 0 ? std::min({remaining, tokens, whole}) : fitting;
   }
   // REQUIRES: `now` is of a prompt for which Fit gave `fitting`, for lack of pages perhaps less than that.
   void Spend(int32_t now, int32_t fitting, int32_t remaining, int32_t context, const PrefillCost& cost_of) noexcept {

@@ -246,6 +246,11 @@ TEST(PrefillShare, IsCutToWhatFillsAStep) {
   EXPECT_EQ(small.Fit(500, 0, cost), 20);  // no size is so small
   const PrefillShare large{.tokens = 1'000, .cost = 300.0, .least = 16, .sizes = &config};
   EXPECT_EQ(large.Fit(500, 0, cost), 300);  // beyond the sizes nothing is filled up
+
+  PrefillShare full{.tokens = 40, .cost = 60.0, .least = 1, .sizes = &config};
+  full.Spend(35, 35, 35, 0, cost);
+  full.cost = 3.0;
+  EXPECT_EQ(full.Fit(500, 0, cost), 5);  // 64 are computed, and the step's buffers hold 40
 }
 
 TEST(Config, NamesTheBadField) {
