@@ -21,7 +21,7 @@ from tokenspeed.builtin.kernels.sampling import draw as reference_draw
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.local import LocalEngine
-from tokenspeed.messages import SamplingParams
+from tokenspeed.messages import SamplingParams, TokenLogprobs
 from tokenspeed.model_tokenizer import make_tokenizer
 from tokenspeed.weights.describe import describe_model
 
@@ -126,10 +126,37 @@ def generated(engine: LocalEngine, prompts: list[list[int]], params: SamplingPar
     return [[t for part in parts for t in part.tokens] for parts in engine.generate(prompts, params)]
 
 
+def scored(made: LocalEngine, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[TokenLogprobs]]]:
+    """Greedy tokens, and what is told of each."""
+    params = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True, logprobs=10)
+    outputs = made.generate(prompts, params)
+    tokens = [[t for part in parts for t in part.tokens] for parts in outputs]
+    return tokens, [[entry for part in parts for entry in part.logprobs or []] for parts in outputs]
+
+
 @pytest.fixture(scope="module")
-def reference(checkpoint):
+def exact(checkpoint, few_threads):
+    """What the CPU reference says, computed once."""
+    made = engine(checkpoint, device="cpu", plugins="models-llama", num_threads=few_threads)
+    return scored(made, checkpoint.prompts)
+
+
+@pytest.fixture(scope="module")
+def reference(exact):
     """Greedy tokens of the CPU reference."""
-    return generated(engine(checkpoint, device="cpu", plugins="models-llama"), checkpoint.prompts)
+    return exact[0]
+
+
+@pytest.fixture(scope="module")
+def default(checkpoint):
+    """An engine with graphs and overlap for the tests that leave it idle."""
+    return engine(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint):
+    """An engine with neither."""
+    return engine(checkpoint, enforce_eager=True, disable_overlap_schedule=True)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +205,8 @@ def test_prompts_that_arrive_beside_decodes_change_nothing(checkpoint, reference
     assert [found[number] for number in range(len(reference))] == reference
 
 
-def test_requests_aborted_in_flight_leave_the_others_alone(checkpoint, reference):
-    made = engine(checkpoint)
+def test_requests_aborted_in_flight_leave_the_others_alone(checkpoint, reference, default):
+    made = default
     rids = [made.add_request(prompt, GREEDY) for prompt in checkpoint.prompts]
     found: dict[int, list[int]] = {rid: [] for rid in rids}
     for step in range(10_000):
@@ -197,22 +224,15 @@ def test_requests_aborted_in_flight_leave_the_others_alone(checkpoint, reference
             assert found[rid] == reference[number][: len(found[rid])]
 
 
-def test_bf16_departs_only_where_two_tokens_are_close(checkpoint, reference):
+def test_bf16_departs_only_where_two_tokens_are_close(checkpoint, exact):
     """Where a prompt's tokens first differ, the reference held the two nearly equal: within what bf16 changed in the log probabilities before."""
-    params = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True, logprobs=10)
-
-    def scored(made: LocalEngine) -> list[list]:
-        return [
-            [e for part in parts for e in part.logprobs or []] for parts in made.generate(checkpoint.prompts, params)
-        ]
-
-    exact = scored(engine(checkpoint, device="cpu", plugins="models-llama"))
-    rounded_engine = engine(checkpoint, dtype="bfloat16")
-    drawn, rounded = generated(rounded_engine, checkpoint.prompts), scored(rounded_engine)
+    reference, entries = exact
+    made = engine(checkpoint, dtype="bfloat16")
+    drawn, rounded = generated(made, checkpoint.prompts), scored(made, checkpoint.prompts)[1]
     errors, gaps = [], []
     for number, (expected, got) in enumerate(zip(reference, drawn, strict=True)):
         for at, (want, have) in enumerate(zip(expected, got, strict=True)):
-            entry = exact[number][at]
+            entry = entries[number][at]
             if want != have:
                 assert have in entry.top_ids, "a token far from the best was chosen"
                 gaps.append(entry.logprob - entry.top_logprobs[entry.top_ids.index(have)])
@@ -230,11 +250,9 @@ def test_bf16_departs_only_where_two_tokens_are_close(checkpoint, reference):
         {"temperature": 0.7, "presence_penalty": 0.5},
     ],
 )
-def test_seeded_draws_do_not_depend_on_graphs_or_overlap(checkpoint, params):
+def test_seeded_draws_do_not_depend_on_graphs_or_overlap(checkpoint, default, plain, params):
     wanted = SamplingParams(max_new_tokens=16, ignore_eos=True, seed=11, **params)
-    first = generated(engine(checkpoint), checkpoint.prompts, wanted)
-    other = engine(checkpoint, enforce_eager=True, disable_overlap_schedule=True)
-    assert generated(other, checkpoint.prompts, wanted) == first
+    assert generated(plain, checkpoint.prompts, wanted) == generated(default, checkpoint.prompts, wanted)
 
 
 @contextmanager
@@ -260,8 +278,8 @@ def refusing_to_wait():
     ],
     ids=["greedy", "temperature", "filters", "penalties", "bias and min_tokens"],
 )
-def test_steady_decode_steps_synchronise_nothing(checkpoint, params):
-    made = engine(checkpoint)
+def test_steady_decode_steps_synchronise_nothing(checkpoint, default, params):
+    made = default
     for number, prompt in enumerate(checkpoint.prompts):
         made.add_request(prompt, SamplingParams(max_new_tokens=300, ignore_eos=True, seed=number, **params))
     for _ in range(20):
@@ -272,6 +290,8 @@ def test_steady_decode_steps_synchronise_nothing(checkpoint, params):
         made.add_request(checkpoint.prompts[5], GREEDY)  # and a prompt that arrives meanwhile
         for _ in range(20):
             assert made.step()
+    while made.busy:
+        made.step()
 
 
 @pytest.mark.parametrize("vocab", [151936, 49152, 1000])

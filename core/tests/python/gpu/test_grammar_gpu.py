@@ -123,8 +123,8 @@ def run(made: LocalEngine) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(model: str) -> list[list[int]]:
-    return run(engine(model, device="cpu", plugins="models-llama,tiny"))
+def reference(model: str, few_threads: int) -> list[list[int]]:
+    return run(engine(model, device="cpu", plugins="models-llama,tiny", num_threads=few_threads))
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])

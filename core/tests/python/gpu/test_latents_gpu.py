@@ -105,13 +105,14 @@ def generated(made: LocalEngine) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Callable[[str], str]) -> Callable[[str], list[list[int]]]:
+def reference(checkpoint: Callable[[str], str], few_threads: int) -> Callable[[str], list[list[int]]]:
     """``reference(kind)``: what the built-in kernels and attention generate on the CPU, computed once."""
     found: dict[str, list[list[int]]] = {}
 
     def of(kind: str) -> list[list[int]]:
         if kind not in found:
-            found[kind] = generated(engine(checkpoint(kind), device="cpu", plugins="models-deepseek"))
+            settings = {"device": "cpu", "plugins": "models-deepseek", "num_threads": few_threads}
+            found[kind] = generated(engine(checkpoint(kind), **settings))
         return found[kind]
 
     return of

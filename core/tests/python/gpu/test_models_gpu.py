@@ -171,14 +171,15 @@ def departures(exact: Scored, other: Scored) -> tuple[list[float], list[float]]:
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Callable[[str], str]) -> Callable[..., Scored]:
+def reference(checkpoint: Callable[[str], str], few_threads: int) -> Callable[..., Scored]:
     """``reference(kind, **settings)``: what the built-in kernels and attention say to ``prompts()`` on the CPU, computed once."""
     found: dict[tuple[Any, ...], Scored] = {}
 
     def of(kind: str, **settings: Any) -> Scored:
         key = (kind, *settings.items())
         if key not in found:
-            made = engine(checkpoint(kind), device="cpu", plugins="models-llama,models-qwen3", **settings)
+            settings |= {"device": "cpu", "plugins": "models-llama,models-qwen3", "num_threads": few_threads}
+            made = engine(checkpoint(kind), **settings)
             found[key] = scored(made, prompts())
         return found[key]
 

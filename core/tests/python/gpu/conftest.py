@@ -1,0 +1,22 @@
+"""What every module here does with the host's processors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+#: Of CPU references and of what torch computes on the host: their operations are small, and where several such processes each have a thread a processor,
+#: every one of them waits for threads that are not running.
+THREADS = 4
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_threads() -> Iterator[int]:
+    """Threads for CPU references (``num_threads``), and of torch meanwhile."""
+    before = torch.get_num_threads()
+    threads = min(THREADS, before)
+    torch.set_num_threads(threads)
+    yield threads
+    torch.set_num_threads(before)
