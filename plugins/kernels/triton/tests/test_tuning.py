@@ -5,10 +5,10 @@ import json
 
 import pytest
 from tokenspeed_plugin_kernels_triton.limits import shared_memory_limit
-from tokenspeed_plugin_kernels_triton.search import candidates, read_shape
+from tokenspeed_plugin_kernels_triton.search import candidates, compiled, processes, read_shape
 from tokenspeed_plugin_kernels_triton.tuning import GemmConfig, Tuning, load_tuning, tells, tells_gated
 
-from tokenspeed.errors import ConfigError
+from tokenspeed.errors import ConfigError, EngineError
 
 BIG = {"us": 1.0, "bm": 16, "bn": 64, "bk": 256, "split_k": 1, "warps": 4, "stages": 4, "ahead": 3, "programs": 0}
 SMALL = {**BIG, "us": 2.0, "bk": 64, "stages": 3}
@@ -105,3 +105,16 @@ def test_shapes_are_read_from_text():
     for text in ("64", "64x", "65x64:gated", "64x64:fused", "8x64"):
         with pytest.raises(argparse.ArgumentTypeError, match="no shape"):
             read_shape(text)
+
+
+def test_a_process_that_dies_ends_the_search(monkeypatch, capfd):
+    """Its share was compared with nothing: a wrong tile must not be timed, let alone kept."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(EngineError, match="2 of 2 processes that compile ended with 1"):
+        compiled([1], [(16, 256, False)], 2)
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("free", "count"), [(0, 1), (8 << 30, 2), (140 << 30, 16)])
+def test_no_more_processes_compile_than_the_device_has_memory_for(free, count):
+    assert processes([(151936, 4096, False), (4096, 4096, False)], 16, free) == count

@@ -1,7 +1,8 @@
 """``tokenspeed tune-gemm``: searches tile shapes of the small-m products on the present device and prints TB/s beside the vendor's library.
 
-Each configuration is timed in a captured graph over distinct weights, many times what the L2 cache holds. Everything is compiled before, by as many processes
-as there are processors. The file that ``--out`` names holds the evidence; ``serve --set kernels-triton.tiles=FILE`` takes its tiles, on this card alone.
+Each configuration is timed in a captured graph over distinct weights, many times what the L2 cache holds. Everything is compiled and compared with the library
+before, by as many processes as there are processors and the device's free memory has room for; a process that dies ends the search. The file that ``--out`` names holds the evidence;
+``serve --set kernels-triton.tiles=FILE`` takes its tiles, on this card alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenspeed.errors import ConfigError
+from tokenspeed.errors import ConfigError, EngineError
 from tokenspeed_plugin_kernels_triton.tuning import MAX_ROWS, GemmConfig
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ _SHAPES: tuple[Shape, ...] = (
     (24576, 4096, True),
     (151936, 4096, False),
 )
+
+
+#: Bytes of the device that a process takes beside weights: its context, kernels and the allocator's blocks.
+_PROCESS = 1 << 30
 
 
 def read_shape(text: str) -> Shape:
@@ -170,14 +175,25 @@ def prepare(part: int, parts: int, rows: Sequence[int], shapes: Sequence[Shape],
             x, w, wanted = weights[shape]
             try:
                 torch.testing.assert_close(run_of(gemm, shape[2], cfg, x)(w), wanted, atol=3e-2, rtol=3e-2)
+            except torch.OutOfMemoryError:  # the device's state and not the configuration's fault
+                raise
             except Exception as error:  # a configuration that needs too much of something is not a candidate
                 failed.append((m, number, f"{shape} {cfg}: {type(error).__name__} {str(error)[:200]}"))
     Path(f"{wrong}.{part}").write_text(json.dumps(failed))
 
 
-def compiled(rows: Sequence[int], shapes: Sequence[Shape]) -> dict[tuple[int, int], str]:
-    """Compile every candidate in processes of their own. Returns why some cannot be used, by rows and number."""
-    parts = os.cpu_count() or 1
+def processes(shapes: Sequence[Shape], processors: int, free: int) -> int:
+    """How many processes compile at once on a device with ``free`` bytes: each may hold the largest weight, and once more while it is filled."""
+    each = _PROCESS + max(2 * n * k * 2 for n, k, _ in shapes)
+    return max(1, min(processors, free // each))
+
+
+def compiled(rows: Sequence[int], shapes: Sequence[Shape], parts: int) -> dict[tuple[int, int], str]:
+    """Compile every candidate in ``parts`` processes of their own. Returns why some cannot be used, by rows and number.
+
+    Raises:
+        EngineError: a process died, so that its share was compared with nothing.
+    """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         wrong = str(Path(folder, "wrong"))
@@ -186,12 +202,17 @@ def compiled(rows: Sequence[int], shapes: Sequence[Shape]) -> dict[tuple[int, in
             worker.start()
         for worker in workers:
             worker.join()
+        if dead := [worker.exitcode for worker in workers if worker.exitcode]:
+            raise EngineError(
+                f"tune-gemm: {len(dead)} of {parts} processes that compile ended with {dead[0]}, so that their tiles were not compared; what they say is above"
+            )
         files = [Path(f"{wrong}.{part}") for part in range(parts)]
-        return {(m, number): why for f in files if f.exists() for m, number, why in json.loads(f.read_text())}
+        return {(m, number): why for file in files for m, number, why in json.loads(file.read_text())}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, print and with ``--out`` keep. Raises ``ConfigError`` without a device, or for a number of rows that is not searched."""
+    """Search, print and with ``--out`` keep. Raises ``ConfigError`` without a device, or for a number of rows that is not searched, ``EngineError``
+    where a process that compiles dies."""
     import torch
 
     if not torch.cuda.is_available():
@@ -200,7 +221,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--rows {wrong[0]}: from 1 to {MAX_ROWS}")
     shapes: Sequence[Shape] = args.shape or _SHAPES
     began = time.time()
-    failed = compiled(args.rows, shapes)
+    failed = compiled(args.rows, shapes, processes(shapes, os.cpu_count() or 1, torch.cuda.mem_get_info()[0]))
     print(
         f"compiled in {time.time() - began:.1f} s, {len(failed)} fail", *list(failed.values())[:6], sep="\n", flush=True
     )
