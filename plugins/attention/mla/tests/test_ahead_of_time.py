@@ -1,5 +1,7 @@
 """Every kernel compiles for each architecture it is meant for, without a device; NVIDIA's tilings fit a multiprocessor."""
 
+import re
+
 import pytest
 import triton
 import triton.language as tl
@@ -128,9 +130,19 @@ def test_kernel_compiles_without_a_device(kernel, target):
         assert built.metadata.shared * tiling.residency <= 227 * 1024
 
 
+def local_accesses(sass):
+    """Loads of local memory among the 20 instructions before each product, and every access of it."""
+    code = [line for line in sass.splitlines() if line.rstrip().endswith(";")]
+    products = [at for at, line in enumerate(code) if "HGMMA" in line]
+    assert products
+    near = sorted({n for at in products for n in range(max(0, at - 20), at) if re.search(r"\bLDL\b", code[n])})
+    return [code[n] for n in near], [line for line in code if re.search(r"\b(LDL|STL)\b", line)]
+
+
 @pytest.mark.parametrize("tiling", HOPPER_TILES, ids=lambda tiling: f"{tiling.kernel} {tiling.queries}")
 def test_kernel_for_hopper_compiles_without_a_device_and_fits(tiling):
-    """Its shared memory fits, and the copying warp and the others have the registers that they ask for."""
+    """Its shared memory fits, the copying warp and the others have the registers that they ask for, and products wait for nothing that was spilled: loads
+    of spilled descriptors cost the kernel for many queries a quarter of its time."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
     def boxes(rows, columns):
@@ -139,8 +151,9 @@ def test_kernel_for_hopper_compiles_without_a_device_and_fits(tiling):
     narrow = tiling.kernel == "narrow"
     fn = attend_narrow if narrow else attend_wide
     constants = {}
-    signature = {"q_desc": boxes(tiling.queries, 256), "c_desc": boxes(64, 256), "r_desc": boxes(64, 64)}
+    signature = {"q_desc": boxes(tiling.queries, 256), "c_desc": boxes(64, 256 if narrow else 64)}
     if narrow:
+        signature["r_desc"] = boxes(64, 64)
         weights = gl.NVMMASharedLayout(swizzle_byte_width=2 * tiling.queries, element_bitwidth=16, rank=2)
         constants = {"QUERIES": tiling.queries, "STAGES": 2, "P_LAYOUT": weights}
         signature["qe_desc"] = boxes(tiling.queries, 64)
@@ -162,3 +175,8 @@ def test_kernel_for_hopper_compiles_without_a_device_and_fits(tiling):
     assert built.asm["cubin"]
     assert built.metadata.shared <= 227 * 1024
     assert "wgmma.mma_async" in built.asm["ptx"]
+    before, everywhere = local_accesses(built.asm["sass"])
+    assert not before, f"{len(before)} loads from local memory before products, the first {before[0]}"
+    # With the release that torch 2.11 brings; later ones spill a little outside of the loop.
+    if triton.__version__.startswith("3.6.") and not narrow:
+        assert not everywhere, f"{len(everywhere)} accesses of local memory, the first {everywhere[0]}"

@@ -96,9 +96,8 @@ class HopperKernels:
         *tensors, heads, part_stride = work
         rest = (heads, part_stride, page_table.stride(0), page_size, tiles, scale, out_scale)
         if tiling.kernel == "wide":
-            wide[(programs,)](
-                boxes, *self._of_latents(latents), q, page_table, *tensors, *rest, num_warps=4, maxnreg=168
-            )
+            _, pieces = self._of_latents(latents)
+            wide[(programs,)](boxes, pieces, q, page_table, *tensors, *rest, num_warps=4, maxnreg=168)
             return
         narrow[(programs,)](
             boxes, self._boxes(queries, tiling.queries, _ROPE), *self._of_latents(latents), page_table, *tensors, *rest,

@@ -5,6 +5,12 @@ holds in registers is then 64 x 256 sums. The weights of a tile reach the other 
 goes from tile to tile in order. The halves of a tile are set free, and copied anew, as soon as the warpgroup that sums their columns has read them. The
 rotated elements of the queries stay in registers: shared memory has no room for them.
 
+A tile comes in nine pieces of 64 columns, each with a barrier of its own, in the order in which their places become free: the rotated elements, then the half
+that its own warpgroup sums, then the other. Scores begin with the first piece, so that the products of a tile run while the rest of it is copied.
+
+Tiles and pieces are numbered by ``turn >> 30``, which is always 0 but not for the compiler: with constant numbers it computes the descriptors of all
+operands before the loop, spills them, and loads each from local memory just before its product, which cost a quarter of the kernel's time.
+
 The division of the sums over two warpgroups, with scores computed once, is that of FlashMLA (DeepSeek, 2025).
 """
 
@@ -23,7 +29,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 __all__ = ["attend_wide"]
 
-_copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # renamed between Triton 3.6 and 3.9
+# Names that changed between Triton 3.6 and 3.9.
+_copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_view = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
 
 
 @gluon.constexpr_function
@@ -37,8 +45,18 @@ def _sums():
 
 
 @gluon.jit
+def _copy_half(c_desc, at_row, column, buf, full, free, tile: gl.constexpr, phase):
+    """Four pieces from ``column`` on, into ``tile``'s half ``buf`` once that is free."""
+    pieces = _view(buf, gl.bfloat16, [8, 64, 64], c_desc.layout)
+    mbarrier.wait(free.index(tile), phase)
+    for i in gl.static_range(4):
+        mbarrier.expect(full.index(4 * tile + i), 8192)
+        _copy(c_desc, [at_row, column + 64 * i], full.index(4 * tile + i), pieces.index(4 * tile + i))
+
+
+@gluon.jit
 def _feed(descs, tables, bufs, bars):
-    q_desc, c_desc, r_desc = descs
+    q_desc, c_desc = descs
     table_ptr, seq_ptr, start_ptr, item_ptr, range_ptr, heads, table_stride, page_size, blocks = tables
     q_l, q_r, k_l, k_r, k_e, p_buf, top_buf, fade_buf, total_buf = bufs
     q_full, q_free, l_full, r_full, e_full, l_free, r_free, e_free, p_full, p_free, t_full = bars
@@ -59,8 +77,8 @@ def _feed(descs, tables, bufs, bars):
         ahead1 = gl.load(table + gl.minimum(begin + 64, last) // page_size)
         mbarrier.wait(q_free, (done & 1) ^ 1)
         mbarrier.expect(q_full, 65536)
-        _copy(q_desc, [at, 0], q_full, q_l)
-        _copy(q_desc, [at, 256], q_full, q_r)
+        _copy(q_desc, [at, 0], q_full, q_l.index(0))
+        _copy(q_desc, [at, 256], q_full, q_r.index(0))
         done += 1
         for pair in range(begin, end, 128):
             phase = (turn & 1) ^ 1
@@ -70,15 +88,15 @@ def _feed(descs, tables, bufs, bars):
             ahead1 = gl.load(table + gl.minimum(pair + 192, last) // page_size)
             for tile in gl.static_range(2):
                 at_row = row0 if tile == 0 else row1
-                mbarrier.wait(l_free.index(tile), phase)
-                mbarrier.expect(l_full.index(tile), 32768)
-                _copy(c_desc, [at_row, 0], l_full.index(tile), k_l.index(tile))
-                mbarrier.wait(r_free.index(tile), phase)
-                mbarrier.expect(r_full.index(tile), 32768)
-                _copy(c_desc, [at_row, 256], r_full.index(tile), k_r.index(tile))
                 mbarrier.wait(e_free.index(tile), phase)
                 mbarrier.expect(e_full.index(tile), 8192)
-                _copy(r_desc, [at_row, 512], e_full.index(tile), k_e.index(tile))
+                _copy(c_desc, [at_row, 512], e_full.index(tile), k_e.index(tile))
+                if tile == 0:
+                    _copy_half(c_desc, at_row, 0, k_l, l_full, l_free, tile, phase)
+                    _copy_half(c_desc, at_row, 256, k_r, r_full, r_free, tile, phase)
+                else:
+                    _copy_half(c_desc, at_row, 256, k_r, r_full, r_free, tile, phase)
+                    _copy_half(c_desc, at_row, 0, k_l, l_full, l_free, tile, phase)
             turn += 1
 
 
@@ -92,6 +110,18 @@ def _clear_tail(buf, keep):
         x = piece.load(layout)
         piece.store(gl.where((n < keep)[:, None], x, gl.zeros_like(x)))
     fence_async_shared()
+
+
+@gluon.jit
+def _add_half(s, q, k, full, tile: gl.constexpr, zero, phase):
+    """The products of four pieces of the queries and of the latents of ``tile``, each issued once its piece is there."""
+    NARROW: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    of_q = _view(q, gl.bfloat16, [4, 64, 64], NARROW)
+    of_k = _view(k, gl.bfloat16, [8, 64, 64], NARROW)
+    for i in gl.static_range(4):
+        mbarrier.wait(full.index(4 * tile + i), phase)
+        s = warpgroup_mma(of_q.index(zero + i), of_k.index(4 * (tile + zero) + i).permute((1, 0)), s, is_async=True)
+    return s
 
 
 @gluon.jit
@@ -148,14 +178,17 @@ def _attend(params, outs, tables, bufs, bars, WG: gl.constexpr):
             mbarrier.arrive(q_free, count=1)
         for pair in range(begin, end, 128):
             phase = turn & 1
+            zero = turn >> 30  # see above
             at = pair + WG * 64
-            mbarrier.wait(l_full.index(WG), phase)
             s = gl.zeros([64, 64], gl.float32, S_L)
-            s = warpgroup_mma(q_l, k_l.index(WG).permute((1, 0)), s, use_acc=False, is_async=True)
-            mbarrier.wait(r_full.index(WG), phase)
-            s = warpgroup_mma(q_r, k_r.index(WG).permute((1, 0)), s, is_async=True)
             mbarrier.wait(e_full.index(WG), phase)
-            s = warpgroup_mma(q_e, k_e.index(WG).permute((1, 0)), s, is_async=True)
+            s = warpgroup_mma(q_e, k_e.index(WG + zero).permute((1, 0)), s, use_acc=False, is_async=True)
+            if WG == 0:
+                s = _add_half(s, q_l, k_l, l_full, WG, zero, phase)
+                s = _add_half(s, q_r, k_r, r_full, WG, zero, phase)
+            else:
+                s = _add_half(s, q_r, k_r, r_full, WG, zero, phase)
+                s = _add_half(s, q_l, k_l, l_full, WG, zero, phase)
             s = warpgroup_mma_wait(0, [s])
             mbarrier.arrive(e_free.index(WG), count=1)
             if pair + 128 >= end:
@@ -172,7 +205,7 @@ def _attend(params, outs, tables, bufs, bars, WG: gl.constexpr):
                 acc = acc * fade_buf.index(0).load(ROW_O)[:, None]
                 if pair + 64 > end:
                     _clear_tail(values.index(0), end - pair)
-                acc = warpgroup_mma(p_buf.index(0), values.index(0), acc, is_async=True)
+                acc = warpgroup_mma(p_buf.index(zero), values.index(zero), acc, is_async=True)
             new_top = gl.maximum(top, peak)
             # Queries that have seen nothing yet keep their maximum at -inf; subtracting 0 instead keeps NaN out.
             base = gl.where(new_top == -float("inf"), 0.0, new_top)
@@ -196,7 +229,7 @@ def _attend(params, outs, tables, bufs, bars, WG: gl.constexpr):
             acc = acc * fade_own[:, None]
             if at + 64 > end:
                 _clear_tail(values.index(WG), end - at)
-            acc = warpgroup_mma(p_own, values.index(WG), acc, is_async=True)
+            acc = warpgroup_mma(p_own, values.index(WG + zero), acc, is_async=True)
             acc = warpgroup_mma_wait(0, [acc])
             mbarrier.arrive(values_free.index(WG), count=1)
             if WG == 0:
@@ -206,7 +239,7 @@ def _attend(params, outs, tables, bufs, bars, WG: gl.constexpr):
                 acc = acc * fade_buf.index(1).load(ROW_O)[:, None]
                 if pair + 128 > end:
                     _clear_tail(values.index(1), end - pair - 64)
-                acc = warpgroup_mma(p_buf.index(1), values.index(1), acc, is_async=True)
+                acc = warpgroup_mma(p_buf.index(1 + zero), values.index(1 + zero), acc, is_async=True)
                 acc = warpgroup_mma_wait(0, [acc])
                 mbarrier.arrive(p_free.index(1), count=1)
                 mbarrier.arrive(values_free.index(1), count=1)
@@ -246,21 +279,21 @@ def _second(params, outs, tables, bufs, bars):
 
 @gluon.jit
 def attend_wide(
-    q_desc, c_desc, r_desc, q_ptr, table_ptr, seq_ptr, start_ptr, item_ptr, range_ptr, out_ptr, acc_ptr, ml_ptr,
+    q_desc, c_desc, q_ptr, table_ptr, seq_ptr, start_ptr, item_ptr, range_ptr, out_ptr, acc_ptr, ml_ptr,
     heads, part_stride, table_stride, page_size, blocks, scale, out_scale,
 ):  # fmt: skip
     """Program ``blocks * g + b`` works through the items of range ``g``, each for the query tile ``b`` behind the item's own first query.
 
-    Descriptors, all bf16: the queries (tokens * heads, 576) in boxes of 64 x 256, the latents (pages * page_size, 576) in boxes of 64 x 256 and 64 x 64.
+    Descriptors, all bf16: the queries (tokens * heads, 576) in boxes of 64 x 256, the latents (pages * page_size, 576) in boxes of 64 x 64.
     ``page_size`` is a multiple of 64, stretches begin at multiples of it. The rest is as in ``attend.attend_items``.
     """
     bf16: gl.constexpr = gl.bfloat16
-    wide: gl.constexpr = c_desc.layout
-    narrow: gl.constexpr = r_desc.layout
+    wide: gl.constexpr = q_desc.layout
+    narrow: gl.constexpr = c_desc.layout
     vector: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     one: gl.constexpr = mbarrier.MBarrierLayout()
-    q_l = gl.allocate_shared_memory(bf16, [64, 256], wide)
-    q_r = gl.allocate_shared_memory(bf16, [64, 256], wide)
+    q_l = gl.allocate_shared_memory(bf16, [1, 64, 256], wide)
+    q_r = gl.allocate_shared_memory(bf16, [1, 64, 256], wide)
     k_l = gl.allocate_shared_memory(bf16, [2, 64, 256], wide)
     k_r = gl.allocate_shared_memory(bf16, [2, 64, 256], wide)
     k_e = gl.allocate_shared_memory(bf16, [2, 64, 64], narrow)
@@ -271,8 +304,8 @@ def attend_wide(
     q_full = gl.allocate_shared_memory(gl.int64, [1], one)
     q_free = gl.allocate_shared_memory(gl.int64, [1], one)
     t_full = gl.allocate_shared_memory(gl.int64, [1], one)
-    l_full = gl.allocate_shared_memory(gl.int64, [2, 1], one)
-    r_full = gl.allocate_shared_memory(gl.int64, [2, 1], one)
+    l_full = gl.allocate_shared_memory(gl.int64, [8, 1], one)  # four pieces a tile
+    r_full = gl.allocate_shared_memory(gl.int64, [8, 1], one)
     e_full = gl.allocate_shared_memory(gl.int64, [2, 1], one)
     l_free = gl.allocate_shared_memory(gl.int64, [2, 1], one)
     r_free = gl.allocate_shared_memory(gl.int64, [2, 1], one)
@@ -283,8 +316,9 @@ def attend_wide(
     mbarrier.init(q_free, count=2)
     mbarrier.init(t_full, count=2)
     for tile in gl.static_range(2):
-        mbarrier.init(l_full.index(tile), count=1)
-        mbarrier.init(r_full.index(tile), count=1)
+        for i in gl.static_range(4):
+            mbarrier.init(l_full.index(4 * tile + i), count=1)
+            mbarrier.init(r_full.index(4 * tile + i), count=1)
         mbarrier.init(e_full.index(tile), count=1)
         mbarrier.init(l_free.index(tile), count=1)
         mbarrier.init(r_free.index(tile), count=1)
@@ -301,7 +335,7 @@ def attend_wide(
         [
             (_first, (params, outs, tables, bufs, bars)),
             (_second, (params, outs, tables, bufs, bars)),
-            (_feed, ((q_desc, c_desc, r_desc), tables, bufs, bars)),
+            (_feed, ((q_desc, c_desc), tables, bufs, bars)),
         ],
         [4, 1],
         [240, 24],
