@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-#: Of CPU references and of what torch computes on the host: their operations are small, and where several such processes each have a thread a processor,
-#: every one of them waits for threads that are not running.
+#: Of CPU references and of what torch computes on the host. Their operations are small and gain little from more; where several test processes run beside each
+#: other, a thread a processor in each of them is more threads than there are processors, and each operation waits for the last of its own.
 THREADS = 4
 
 

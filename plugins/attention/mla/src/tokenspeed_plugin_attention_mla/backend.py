@@ -45,6 +45,7 @@ class MlaBackend(AttentionBackend):
             max_tokens=ctx.max_tokens,
             workspace_bytes=int(ctx.options.get("workspace_mb", 1024)) * 2**20,
             device=ctx.device,
+            dtype=ctx.dtype,
         )
         self._work = LatentWork(
             heads=ctx.q_heads,

@@ -10,6 +10,7 @@ from tokenspeed.interfaces.attention import LatentUp
 from tokenspeed_plugin_attention_mla.attend import ITEM_FIELDS
 from tokenspeed_plugin_attention_mla.plan import plan_extend
 from tokenspeed_plugin_attention_mla.ragged import attend_heads, gather_latents
+from tokenspeed_plugin_attention_mla.tiling import HEADS, HEADS_FP32, HEADS_ROCM
 from tokenspeed_plugin_attention_mla.work import Staged
 
 __all__ = ["ExpandedPrefill", "worth_expanding"]
@@ -32,12 +33,24 @@ class ExpandedPrefill:
 
     Args:
         workspace_bytes: memory for expanded keys and values; heads are done in turns where all at once need more.
+        dtype: of the queries.
     """
 
-    def __init__(self, *, max_rows: int, max_tokens: int, workspace_bytes: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        small = not on_gpu or torch.version.hip is not None
-        self._tile = 16 if not on_gpu else 64 if small else 128
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        workspace_bytes: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        if device.type != "cuda":
+            self._tile, self._keys, self._warps = 16, 16, 4
+        elif dtype.itemsize == 4:
+            self._tile, self._keys, self._warps = HEADS_FP32
+        else:
+            self._tile, self._keys, self._warps = HEADS_ROCM if torch.version.hip is not None else HEADS
         self._workspace = workspace_bytes
         self._items = Staged(max_tokens // self._tile + max_rows + 1, ITEM_FIELDS, device=device)
         self._kv_start = Staged(max_rows + 1, device=device)
@@ -78,7 +91,6 @@ class ExpandedPrefill:
             DIM=dim, BD=triton.next_power_of_2(dim), BT=block, SCALED=kv_scale != 1.0, num_warps=4,
         )  # fmt: skip
         out = q.new_empty(q.shape[0], heads, v_dim)
-        wide = q.element_size() == 4
         each = max(1, min(heads, self._workspace // (self._total * (nope + v_dim) * q.element_size())))
         for head in range(0, heads, each):
             taken = slice(head, min(heads, head + each))
@@ -87,7 +99,7 @@ class ExpandedPrefill:
             attend_heads[(taken.stop - head, self._count)](
                 q[:, taken], keys, gathered[:, rank:], values, query_start, self._kv_start.tensor, self._items.tensor, out[:, taken],
                 q.stride(0), keys.stride(0), dim, values.stride(0), out.stride(0), scale * _LOG2E,
-                NOPE=nope, ROPE=dim - rank, DV=v_dim, BM=self._tile, BN=16 if self._tile == 16 else 64,
-                num_warps=8 if self._tile == 128 else 4, num_stages=1 if wide else 3,
+                NOPE=nope, ROPE=dim - rank, DV=v_dim, BM=self._tile, BN=self._keys,
+                num_warps=self._warps, num_stages=1 if q.element_size() == 4 else 3,
             )  # fmt: skip
         return out

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TILES", "TILES_FP8", "TILES_FP32", "TILES_ROCM", "Tiling", "tiling_for"]
+__all__ = [
+    "HEADS",
+    "HEADS_FP32",
+    "HEADS_ROCM",
+    "TILES",
+    "TILES_FP8",
+    "TILES_FP32",
+    "TILES_ROCM",
+    "Tiling",
+    "tiling_for",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,12 @@ TILES_FP32: tuple[Tiling, ...] = (Tiling(queries=16, latents=16, warps=4, stages
 
 #: CDNA 3 has 64 KiB of local memory.
 TILES_ROCM: tuple[Tiling, ...] = (Tiling(queries=16, latents=16, warps=4, stages=1, scattered=1, residency=2),)
+
+#: (query tokens, keys, warps) of a program over expanded latents.
+HEADS, HEADS_ROCM = (128, 64, 8), (64, 64, 4)
+
+#: Products in fp32 are unrolled into single multiplications, and compiling takes as long as there are of them: tiles of 128 x 64 have 20,528, these 2,568.
+HEADS_FP32 = (32, 16, 4)
 
 
 def tiling_for(queries: int, tiles: tuple[Tiling, ...] = TILES) -> Tiling:
