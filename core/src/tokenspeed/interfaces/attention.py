@@ -127,6 +127,14 @@ class AttentionBackend(ABC):
             PluginError: no kernel fits a layer.
         """
 
+    def bind_pages(self, pages: Sequence[LayerKV]) -> None:
+        """Told after ``bind_layers``, in the same order, where each layer's pages are: a pool of a few pages before the first step, and later the one that
+        requests are served from. One that cannot read so many says so here, and not in a request's step.
+
+        Raises:
+            PluginError: the pool is not one that it reads.
+        """
+
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
         """Prepare for a step, once for all its layers. Host arrays of ``batch.host`` may be read; the device must not be synchronised."""
 

@@ -192,9 +192,9 @@ def bind_kv(
 
     Raises:
         ModelError: a layer is in no cache group, or its heads differ from its group's.
-        PluginError: a backend has no kernel for a layer.
+        PluginError: a backend has no kernel for a layer, or does not read the pool.
     """
-    served: dict[int, tuple[AttentionBackend, list[AttentionLayer]]] = {}
+    served: dict[int, tuple[AttentionBackend, list[AttentionLayer], list[LayerKV]]] = {}
     group_of = {layer: (index, group) for index, group in enumerate(source.groups) for layer in group.layers}
     for module in model.modules():
         if isinstance(module, PagedLayer):
@@ -211,6 +211,9 @@ def bind_kv(
             extend, decode = backends[index]
             module.bind(source, index, extend, decode)
             for backend in {id(extend): extend, id(decode): decode}.values():
-                served.setdefault(id(backend), (backend, []))[1].append(module.layer)
-    for backend, layers in served.values():
+                _, layers, pages = served.setdefault(id(backend), (backend, [], []))
+                layers.append(module.layer)
+                pages.append(source.layer(module.layer_index))
+    for backend, layers, pages in served.values():
         backend.bind_layers(layers)
+        backend.bind_pages(pages)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tokenspeed.builtin.attention.torch_backend import TorchAttention
 from tokenspeed.errors import ModelError, PluginError
-from tokenspeed.interfaces.attention import AttentionLayer
+from tokenspeed.interfaces.attention import AttentionLayer, LayerKV
 from tokenspeed.interfaces.kernel import KernelRequest
 from tokenspeed.layers import check_complete, load_weights
 from tokenspeed.layers.activation import GatedPair
@@ -189,13 +189,20 @@ def test_a_kernel_that_no_one_has_fails_at_construction() -> None:
 
 def test_backends_are_told_of_every_layer_they_serve_before_the_first_step() -> None:
     told: list[list[AttentionLayer]] = []
+    pages: list[int] = []
 
     class Telling(TorchAttention):
         def bind_layers(self, layers: Sequence[AttentionLayer]) -> None:
             told.append(list(layers))
 
-    ModelHarness(load_target("tokenspeed.builtin.toy:ToyForCausalLM"), describe_model("toy"), backend=Telling)
+        def bind_pages(self, pages_of: Sequence[LayerKV]) -> None:
+            pages.extend(kv.k.data_ptr() for kv in pages_of)
+
+    made = ModelHarness(load_target("tokenspeed.builtin.toy:ToyForCausalLM"), describe_model("toy"), backend=Telling)
     assert [[layer.index for layer in layers] for layers in told] == [[0, 1]]
+    assert pages == [made.cache.layer(index).k.data_ptr() for index in (0, 1)], (
+        "so that one that cannot read them says so"
+    )
 
 
 def test_layers_share_a_rotary_table_and_the_engine_bounds_its_length() -> None:

@@ -158,15 +158,14 @@ def test_layers_that_the_kernels_do_not_compute_are_refused_when_they_are_bound(
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_pages_beyond_what_the_kernel_can_address_are_refused():
-    """It multiplies page numbers in 32 bits: further pages would be read from the wrong place."""
+def test_a_pool_beyond_what_the_kernel_can_address_is_refused_when_it_is_bound():
+    """It multiplies page numbers in 32 bits: further pages would be read from the wrong place, and warm-up runs over a few pages alone."""
     backend = FlashInferLatentBackend(attention_context(LATENT, 16))
-    cache = PagedCache([LATENT])
-    batch = prepared(backend, cache, [3])
-    kv = cache.layer(0)
-    many = torch.empty((2**32 // (4 * 576) + 1, 4, 1, 576), device="meta")
+    kv = PagedCache([LATENT]).layer(0)
+    most = 2**32 // (4 * 576)
+    backend.bind_pages([replace(kv, k=torch.empty((most, 4, 1, 576), device="meta"))])
     with pytest.raises(PluginError, match="reads at most 4294967296 elements"):
-        backend.forward_decode(torch.zeros(1, 16, 576), replace(kv, k=many), AttentionLayer(index=0, scale=0.1), batch)
+        backend.bind_pages([kv, replace(kv, k=torch.empty((most + 1, 4, 1, 576), device="meta"))])
 
 
 def test_a_library_that_cannot_be_imported_is_named_cause_first(monkeypatch):

@@ -98,6 +98,20 @@ class FlashInferLatentBackend(AttentionBackend):
             )
         self._scale = scales.pop() if scales else None
 
+    def bind_pages(self, pages: Sequence[LayerKV]) -> None:
+        """Refuse a pool with pages that the kernel cannot address."""
+        for kv in pages:
+            latents = self._latents(kv)
+            if (elements := latents.shape[0] * latents.stride(0)) > _ELEMENTS:
+                raise PluginError(
+                    f"attention backend flashinfer-mla reads at most {_ELEMENTS} elements of a layer's pages, and these are {elements}; "
+                    "lower --max-total-tokens, or use --attention-backend mla"
+                )
+
+    def _latents(self, kv: LayerKV) -> torch.Tensor:
+        """(pages, page_size, rank + rope)"""
+        return kv.k[:, :, 0] if self.ctx.layout is KVLayout.NHD else kv.k[:, 0]
+
     @property
     def graph_variants(self) -> tuple[int, ...]:
         """0: one launch serves all lengths."""
@@ -142,12 +156,7 @@ class FlashInferLatentBackend(AttentionBackend):
     def _run(
         self, phase: str, q: torch.Tensor, kv: LayerKV, layer: AttentionLayer, batch: ForwardBatch
     ) -> torch.Tensor:
-        latents = kv.k[:, :, 0] if self.ctx.layout is KVLayout.NHD else kv.k[:, 0]  # (pages, page_size, rank + rope)
-        if (elements := latents.shape[0] * latents.stride(0)) > _ELEMENTS:
-            raise PluginError(
-                f"attention backend flashinfer-mla reads at most {_ELEMENTS} elements of a layer's pages, and these are {elements}; "
-                "lower --max-total-tokens, or use --attention-backend mla"
-            )
+        latents = self._latents(kv)
         table = batch.page_tables[self.ctx.group_index]
         if table is not self._copied:
             columns = min(self._columns, table.shape[1])
