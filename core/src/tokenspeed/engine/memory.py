@@ -16,9 +16,10 @@ _SAID = ("out of memory", "can't allocate memory", "_alloc_failed")
 
 
 def out_of_memory(error: BaseException) -> str:
-    """The words in which ``error``, or one that it was raised during or from, says that host or device memory ran out; an empty string where none does.
+    """The words in which ``error``, or one that it was raised from, says that host or device memory ran out; an empty string where none does.
 
-    Leaving a capture that found no memory raises an error of its own.
+    Leaving a capture that found no memory raises an error of its own, whose cause is what it was raised during. Any other error that is raised while one of
+    memory is handled is a fault of its own.
     """
     if isinstance(error, TokenSpeedError):
         return ""
@@ -29,7 +30,8 @@ def out_of_memory(error: BaseException) -> str:
             isinstance(at, RuntimeError) and any(word in text.lower() for word in _SAID)
         ):
             return text.partition("\n")[0].partition(". ")[0].strip() or type(at).__name__
-        at = at.__cause__ or at.__context__
+        ends_capture = isinstance(at, RuntimeError) and "capture" in text.lower()
+        at = at.__cause__ or (at.__context__ if ends_capture else None)
     return ""
 
 

@@ -91,10 +91,11 @@ def failure_of(error: BaseException) -> EngineFailed:
             return EngineFailed(name, str(error))
     if isinstance(error, TokenSpeedError):
         return EngineFailed("internal", str(error))
+    text = f"{type(error).__name__}: {error}"
     if cause := out_of_memory(error):
         advice = "lower --gpu-memory-utilization, --max-num-seqs or --chunked-prefill-size"
-        return EngineFailed("internal", f"memory ran out in a step ({cause}): {advice}")
-    return EngineFailed("internal", f"{type(error).__name__}: {error}")
+        return EngineFailed("internal", f"memory ran out ({cause}): {advice}; {text}")
+    return EngineFailed("internal", text)
 
 
 def _rank_name(rank: int) -> str:

@@ -59,10 +59,25 @@ def test_the_sentence_names_what_was_done_the_cause_and_what_to_lower() -> None:
         raise RuntimeError("illegal access")
 
 
-def test_a_step_that_finds_no_memory_tells_what_to_lower() -> None:
+def test_an_error_raised_while_one_of_memory_is_handled_is_told_as_itself() -> None:
+    """A cleanup that fails is a fault to mend, and no setting to lower."""
+    try:
+        try:
+            raise OUT
+        finally:
+            {}["row"]
+    except KeyError as error:
+        caught = error
+    assert out_of_memory(caught) == ""
+    assert failure_of(caught).error == "KeyError: 'row'"
+
+
+def test_an_engine_that_finds_no_memory_tells_what_to_lower_and_what_was_raised() -> None:
     failure = failure_of(OUT)
     assert failure.kind == "internal"
+    assert failure.error.startswith("memory ran out (CUDA out of memory): ")
     assert "lower --gpu-memory-utilization, --max-num-seqs or --chunked-prefill-size" in failure.error
+    assert failure.error.endswith(f"; OutOfMemoryError: {OUT}")
 
 
 @pytest.mark.parametrize(
