@@ -51,7 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         session_retain_percent: share of the device's KV pool that sessions may keep above others between their turns.
         kv_events_config: the JSON text of ``--kv-events-config``, or ``None`` for no KV events.
         kernel_overrides: ``family.mode`` to solution.
-        kernel_objective: what kernels are chosen for, of ``plugins.specs.KERNEL_OBJECTIVES``; backends that launch kernels of their own do not ask for it.
+        kernel_objective: what kernels are chosen for, of ``plugins.specs.KERNEL_OBJECTIVES``; empty for what each caller asks for, latency in most places;
+            backends that launch kernels of their own do not ask for it.
         kernel_times: file of ``tokenspeed kernels bench --save``, or ``None`` for no measured choice of kernels.
         seed: seeds requests that bring none.
     """
@@ -90,7 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     session_retain_percent: int = 50
     kv_events_config: str | None = None
     kernel_overrides: dict[str, str] = {}
-    kernel_objective: str = "latency"
+    kernel_objective: str = ""
     kernel_times: str | None = None
     plugins: str = ""
     plugin_options: dict[str, str] = {}

@@ -222,6 +222,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         "those that may answer one call in two ways, debug takes the references; portability and debug on a GPU need --enforce-eager "
         "(see tokenspeed kernels explain --objective)",
         choices=KERNEL_OBJECTIVES,
+        default="latency, where a caller does not ask for another",
     ),
     Flag(
         name="kernel-times",

@@ -53,7 +53,7 @@ def explain_text(assembly: Assembly, *, verbose: bool = False) -> str:
     )
     if config.parallel.world_size > 1:
         lines.append(f"  {'parallel':<17} tensor parallel over {config.parallel.world_size} processes")
-    if config.kernel_objective != "latency":
+    if config.kernel_objective:
         lines.append(f"  {'kernels for':<17} {config.kernel_objective} (--kernel-objective)")
     for operation, solution in sorted(config.kernel_overrides.items()):
         lines.append(f"  {'kernel':<17} {operation} = {solution} (--kernel)")

@@ -13,6 +13,7 @@ from tokenspeed.engine.accelerators import present_accelerators
 from tokenspeed.engine.advice import parser_plugin
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.errors import ConfigError, PluginError
+from tokenspeed.interfaces.kernel import KernelRequest
 from tokenspeed.types import KVLayout
 
 
@@ -52,6 +53,20 @@ def test_assembling_the_resolved_settings_again_gives_the_same_plan(core: Any) -
     again = assemble(first.config, core.model(), host=core.load(), accelerators=list)
     assert again.plan == first.plan
     assert again.config == first.config
+
+
+def test_a_callers_objective_counts_unless_the_flag_names_one(core: Any) -> None:
+    """A request that wants no rounding of its own asks for it alone."""
+    kernel = "KernelSpec(name='fast', family='norm', mode='rms_norm', target='m:k', objectives=('latency',), priority=Priority.SPECIALIZED)"
+    core.folder.add("k", f"@hookimpl\ndef tokenspeed_kernels():\n    return [{kernel}]", first_party=True)
+
+    def takes(objective: str, **config: Any) -> str:
+        request = KernelRequest(family="norm", mode="rms_norm", dtype="fp32", shape={"hidden": 8}, objective=objective)
+        return core.assemble("", **config).kernel_registry().choose(request).winner.name
+
+    assert takes("latency") == "k:fast"
+    assert takes("determinism") != "k:fast"
+    assert takes("determinism", kernel_objective="latency") == "k:fast"
 
 
 @pytest.mark.parametrize(
