@@ -21,6 +21,8 @@ from tokenspeed.layers.quantization import SelectKernel
 
 __all__ = ["Experts", "MixtureOfExperts", "Router", "Routing"]
 
+_SCORING = ("softmax", "sigmoid")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
@@ -45,7 +47,9 @@ class Routing:
     scale: float = 1.0
 
     def check(self) -> None:
-        """Raise ``ModelError`` for numbers that do not go together."""
+        """Raise ``ModelError`` for a way of scoring that does not exist, or numbers that do not go together."""
+        if self.scoring not in _SCORING:
+            raise ModelError(f"a router's scoring is one of {', '.join(_SCORING)}, not {self.scoring!r}")
         if self.groups < 1 or self.experts % self.groups:
             raise ModelError(f"{self.experts} experts cannot be cut in {self.groups} equal groups")
         size = self.experts // self.groups
@@ -61,7 +65,7 @@ class Router(Layer):
     """``forward(x (T, hidden)) -> (weights (T, top_k) fp32, experts (T, top_k) int64)``; scores are computed in fp32, and its parameters are kept so.
 
     Raises:
-        ModelError: the numbers of ``routing`` do not go together.
+        ModelError: ``routing`` asks for what does not exist or go together.
     """
 
     def __init__(

@@ -97,13 +97,14 @@ def made(ctx: LayerContext) -> Experts:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
+        ({"experts": 6, "top_k": 2, "scoring": "sigmoids"}, "one of softmax, sigmoid, not 'sigmoids'"),
         ({"experts": 6, "top_k": 2, "groups": 4}, "6 experts cannot be cut in 4 equal groups"),
         ({"experts": 6, "top_k": 2, "groups": 3, "kept_groups": 4}, "4 of 3 groups of 2 experts"),
         ({"experts": 6, "top_k": 2, "groups": 6, "group_best": 2}, "by their 2 best are no choice"),
         ({"experts": 6, "top_k": 3, "groups": 3, "kept_groups": 1}, "a token cannot have 3 of 2 experts"),
     ],
 )
-def test_numbers_that_do_not_go_together_are_refused(numbers: dict[str, Any], message: str) -> None:
+def test_routing_that_does_not_exist_or_go_together_is_refused(numbers: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         context().router("gate", 8, Routing(**numbers))
 
