@@ -1,8 +1,8 @@
 """``tokenspeed tune-gemm``: searches tile shapes of the small-m products on the present device and prints TB/s beside the vendor's library.
 
 Each configuration is timed in a captured graph over distinct weights, many times what the L2 cache holds. Everything is compiled and compared with the library
-before, by as many processes as there are processors and the device's free memory has room for; a process that dies ends the search. The file that ``--out`` names holds the evidence;
-``serve --set kernels-triton.tiles=FILE`` takes its tiles, on this card alone.
+before, by as many processes as there are processors and the device's free memory has room for; a process that dies ends the search. The file that ``--out``
+names holds the evidence; ``serve --set kernels-triton.tiles=FILE`` takes its tiles, on this card alone.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def graph_time(calls: Sequence[Callable[[], object]], repeats: int) -> float:
 
 
 def one_row() -> Iterator[GemmConfig]:
+    """Tiles for one row: sums over the elements of a program, of one tile or of several programs in one block."""
     for bn, bk, warps in itertools.product((1, 2, 4, 8, 16, 32), (256, 512, 1024, 2048, 4096), (1, 2, 4, 8)):
         each = bn * bk // (32 * warps)
         if bk // (32 * warps) < 8 or not 16 <= each <= 128:
@@ -110,12 +111,14 @@ def one_row() -> Iterator[GemmConfig]:
 
 
 def few_rows(bm: int) -> Iterator[GemmConfig]:
+    """Tiles of ``bm`` rows for the matrix units."""
     for bn, bk, split, stages, ahead in itertools.product((32, 64, 128), (64, 128, 256), (1, 2, 4), (3, 4, 6), (0, 3)):
         if (bn + bm) * bk * 2 * stages <= 200_000 and bn * bk * stages >= 24576 and bn * bk <= 16384:
             yield GemmConfig(bm, bn, bk, split, 4, stages, ahead=ahead)
 
 
 def fits(cfg: GemmConfig, n: int, k: int, gated: bool) -> bool:
+    """Whether ``cfg`` divides a weight (n, k) and is worth a try; ``gated``: it computes the activation too."""
     rows = n // 2 if gated else n
     if gated and (cfg.split_k > 1 or cfg.bn * cfg.bk // (32 * cfg.warps) > 64):
         return False
@@ -138,6 +141,7 @@ def candidates(m: int, shapes: Sequence[Shape], limit: int) -> list[tuple[Shape,
 
 
 def reference(x: torch.Tensor, w: torch.Tensor, gated: bool) -> torch.Tensor:
+    """The library's product of x (m, k) and w (n, k), (m, n), or with ``gated`` what the activation makes of it, (m, n / 2)."""
     import torch
 
     from tokenspeed_plugin_kernels_triton.activation import silu_and_mul
@@ -147,6 +151,7 @@ def reference(x: torch.Tensor, w: torch.Tensor, gated: bool) -> torch.Tensor:
 
 
 def run_of(gemm: SmallGemm, gated: bool, cfg: GemmConfig, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What ``reference`` computes of ``x`` and a weight, by one configuration."""
     from tokenspeed_plugin_kernels_triton.activation import silu_and_mul
 
     if gated and cfg.bm > 1:
