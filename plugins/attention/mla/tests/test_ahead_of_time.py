@@ -143,15 +143,6 @@ def test_kernel_compiles_without_a_device(kernel, target):
         assert built.metadata.shared * tiling.residency <= 227 * 1024
 
 
-def local_accesses(sass):
-    """Loads of local memory among the 20 instructions before each product, and every access of it."""
-    code = [line for line in sass.splitlines() if line.rstrip().endswith(";")]
-    products = [at for at, line in enumerate(code) if "HGMMA" in line]
-    assert products
-    near = sorted({n for at in products for n in range(max(0, at - 20), at) if re.search(r"\bLDL\b", code[n])})
-    return [code[n] for n in near], [line for line in code if re.search(r"\b(LDL|STL)\b", line)]
-
-
 @pytest.mark.parametrize("of", FP32)
 def test_kernel_in_fp32_compiles_while_an_engine_starts(of):
     """Its products are unrolled into multiplications, some thousands of which compile in seconds; 20,000 took 15 and, on a busy machine, 97."""
@@ -162,6 +153,15 @@ def test_kernel_in_fp32_compiles_while_an_engine_starts(of):
     built = triton.compile(source, target=TARGETS["sm_90"], options=options)
     assert built.asm["ptx"].count("fma.rn.f32") < 4000
     assert built.metadata.shared <= 99 * 1024  # of the smallest multiprocessors
+
+
+def local_accesses(sass):
+    """Loads of local memory among the 20 instructions before each product, and every access of it."""
+    code = [line for line in sass.splitlines() if line.rstrip().endswith(";")]
+    products = [at for at, line in enumerate(code) if "HGMMA" in line]
+    assert products
+    near = sorted({n for at in products for n in range(max(0, at - 20), at) if re.search(r"\bLDL\b", code[n])})
+    return [code[n] for n in near], [line for line in code if re.search(r"\b(LDL|STL)\b", line)]
 
 
 @pytest.mark.parametrize("tiling", HOPPER_TILES, ids=lambda tiling: f"{tiling.kernel} {tiling.queries}")
