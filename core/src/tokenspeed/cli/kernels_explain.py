@@ -25,7 +25,7 @@ from tokenspeed.plugins.specs import AttentionBackendSpec, KernelSpec
 __all__ = ["KINDS", "add_target_arguments", "explain", "read_arch", "target_of"]
 
 #: Families that backends ask for, and no layer.
-_ASKED_BY_BACKENDS = ("attention", "moe", "recurrent")
+_ASKED_BY_BACKENDS = ("attention", "recurrent")
 KINDS = ("mha", "gqa", "mla")
 _HEADS = {"mha": (32, 32, 128), "gqa": (32, 8, 128), "mla": (128, 1, 576)}
 _SM = re.compile(r"sm_?(\d+)(\d)[af]?")

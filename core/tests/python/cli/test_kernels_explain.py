@@ -128,6 +128,17 @@ def test_a_kernel_tells_of_its_inside(run: Any, folder: Any) -> None:
     assert "k:b: (9, 0) X1 {'hidden': 8} {'depth': 5}" in told
 
 
+@pytest.mark.parametrize(
+    ("operation", "by_backends"),
+    [("attention.decode", True), ("recurrent.copy", True), ("moe.experts", False), ("moe.route", False)],
+)
+def test_kernels_that_backends_ask_for_are_told_from_those_of_layers(
+    run: Any, operation: str, by_backends: bool
+) -> None:
+    told = run("kernels", "explain", operation, "--plugins", "none").out
+    assert ("launched by the backend that asks for one" in told) is by_backends
+
+
 def test_a_kind_of_attention_is_asked_of_attention_alone(run: Any) -> None:
     refused = run("kernels", "explain", "norm.rms_norm", "--plugins", "none", "--kind", "mla")
     assert (refused.code, "is not of family attention" in refused.err) == (2, True)
