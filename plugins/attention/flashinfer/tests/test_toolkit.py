@@ -39,14 +39,32 @@ def test_a_machine_without_any_is_told_what_to_install(bare: Path) -> None:
     assert "install the CUDA toolkit, or the package flashinfer-jit-cache" in toolkit.lacking()
 
 
-@pytest.mark.parametrize("place", ["bin/nvcc", "cuda/bin/nvcc", ".cache/flashinfer/0.6.6/90a/cached_ops/prefill/a.so"])
+#: As FlashInfer 0.6.6 names them.
+KEPT = ".cache/flashinfer/0.6.6/90a/cached_ops"
+PROMPTS = f"{KEPT}/batch_prefill_with_kv_cache_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_head_dim_qk_128_sm90/a.so"
+LATENTS = f"{KEPT}/batch_mla_attention_dtype_q_bf16_dtype_kv_bf16_dtype_o_bf16_dtype_idx_i32_head_dim_ckv_512/a.so"
+
+
+@pytest.mark.parametrize("place", ["bin/nvcc", "cuda/bin/nvcc", PROMPTS])
 def test_each_place_that_flashinfer_looks_in_is_enough(bare: Path, place: str) -> None:
     put(bare / place)
     assert toolkit.lacking() == ""
 
 
+@pytest.mark.parametrize(
+    ("kept", "heads", "latents"),
+    [(PROMPTS, True, False), (LATENTS, False, True), (f"{KEPT}/page/page.so", False, False)],
+)
+def test_kernels_kept_for_one_backend_do_not_count_for_the_other(
+    bare: Path, kept: str, heads: bool, latents: bool
+) -> None:
+    """It would be chosen, and fail in a compiler that is not there."""
+    put(bare / kept)
+    assert (toolkit.lacking() == "", toolkit.lacking_latents() == "") == (heads, latents)
+
+
 def test_kernels_of_another_version_do_not_count(bare: Path) -> None:
-    put(bare / ".cache/flashinfer/0.5.0/90a/cached_ops/prefill/a.so")
+    put(bare / PROMPTS.replace("0.6.6", "0.5.0"))
     assert toolkit.lacking()
 
 
@@ -81,7 +99,7 @@ def test_the_probe_imports_neither_torch_nor_flashinfer() -> None:
         "from tokenspeed.plugins.selection import probe\n"
         "specs = tokenspeed_attention_backends()\n"
         "assert all(spec.probe for spec in specs)\n"
-        "assert isinstance(probe(specs[0]), str)\n"
+        "assert all(isinstance(probe(spec), str) for spec in specs)\n"
         "assert not {'torch', 'flashinfer'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

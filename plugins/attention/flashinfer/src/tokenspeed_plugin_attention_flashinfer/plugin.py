@@ -30,10 +30,10 @@ def tokenspeed_attention_backends() -> list[AttentionBackendSpec]:
         AttentionBackendSpec(
             name="flashinfer-mla",
             target="tokenspeed_plugin_attention_flashinfer.latent:FlashInferLatentBackend",
-            priority=Priority.PORTABLE,  # the plugin attention-mla goes first: it takes fp8, expands long prompts and captures mixed steps
+            priority=Priority.PORTABLE,  # the plugin attention-mla goes first: it takes fp8 and expands long prompts
             platforms=("cuda",),
             requires=("flashinfer-python>=0.6",),
-            probe="tokenspeed_plugin_attention_flashinfer.toolkit:lacking",
+            probe="tokenspeed_plugin_attention_flashinfer.toolkit:lacking_latents",
             supports=AttentionSupport(
                 kinds=("mla",),
                 dtypes=("bf16", "fp16"),
