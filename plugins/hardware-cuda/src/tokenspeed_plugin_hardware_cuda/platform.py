@@ -52,8 +52,7 @@ class CudaPlatform(Platform):
 
     @property
     def defaults(self) -> PlatformDefaults:
-        """For a large GPU. The bound on steps: an 8B model on an H200 then decodes every 27 ms at worst while an 8,192-token prompt is computed beside it in
-        1.5 times the time it takes alone."""
+        """For a large GPU. docs/acceptance/gpu.md has the figures of the bound on steps."""
         return PlatformDefaults(
             chunked_prefill_size=8192, max_num_seqs=256, page_size=64, overlap=True, max_step_ms=24.0
         )
