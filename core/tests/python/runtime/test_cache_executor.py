@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ MIXED = (
 DEVICE_PAGES, HOST_PAGES = 6, 8
 #: How long anything may take on a machine that is busy with other things.
 PATIENCE_S = 60.0
+WAITING = threading.Condition.wait.__code__
 
 
 def make_pool(
@@ -212,6 +214,15 @@ def test_pages_travel_to_the_store_and_back(bench: Bench) -> None:
     assert torch.equal(bench.pool.layer(0).k[2:4], before[0:2])
 
 
+def until_it_waits(running: threading.Thread) -> None:
+    """Return once ``running`` stands in a wait that only an event ends. Fails where it ends, or waits for nothing within ``PATIENCE_S``."""
+    end = time.monotonic() + PATIENCE_S
+    while (frame := sys._current_frames().get(running.ident or 0)) is None or frame.f_code is not WAITING:
+        assert running.is_alive(), "nothing held it up"
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 class Held(ThreadCopies):
     """Copies that wait for ``gate`` before each layer."""
 
@@ -236,11 +247,7 @@ def test_a_layer_waits_for_its_own_copy(bench: Bench) -> None:
 
     running = threading.Thread(target=forward)
     running.start()
-    end = time.monotonic() + PATIENCE_S
-    while not reached:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    time.sleep(0.05)  # what does not wait goes on meanwhile
+    until_it_waits(running)
     assert reached == [1]
     gate.set()
     running.join(PATIENCE_S)
@@ -286,7 +293,8 @@ def test_a_step_waits_for_states_and_not_for_layers() -> None:
 
     running = threading.Thread(target=step)
     running.start()
-    time.sleep(0.05)  # what does not wait is done meanwhile, and has copied what was there before
+    until_it_waits(running)
+    assert copied == []
     states.set()
     running.join(PATIENCE_S)
     assert not running.is_alive()
@@ -311,7 +319,7 @@ def test_a_layer_of_two_groups_is_there_when_both_have_come() -> None:
     reached: list[int] = []
     running = threading.Thread(target=lambda: (bench.pool.wait_layer(0), reached.append(0)))
     running.start()
-    time.sleep(0.05)  # what does not wait goes on meanwhile
+    until_it_waits(running)
     assert reached == []
     layers.set()
     running.join(PATIENCE_S)
