@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = [
     "ConfigError",
     "EngineError",
@@ -33,11 +35,12 @@ class NothingFitsError(PluginError):
     Args:
         message: every candidate with its reason.
         broken: of candidates that were made for this use and cannot run, what is wrong with them; empty where there are none.
+        refused: (candidate, reason) of each.
     """
 
-    def __init__(self, message: str, *, broken: str = "") -> None:
+    def __init__(self, message: str, *, broken: str = "", refused: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)
-        self.broken = broken
+        self.broken, self.refused = broken, tuple(refused)
 
 
 class UnusableChoiceError(PluginError, ConfigError):

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explaining.add_argument(
         "--kind", default=None, choices=KINDS, help="of attention (default: by the heads, else gqa)"
     )
-    add_target_arguments(explaining, argument_type)
+    add_target_arguments(explaining)
     explaining.add_argument("--solution", default=None, metavar="NAME", help="as with --kernel FAMILY.MODE=NAME")
     explaining.add_argument("--kernel-times", default=None, metavar="FILE", help="as for serve")
     explaining.add_argument(

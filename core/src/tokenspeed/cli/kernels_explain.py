@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tokenspeed.cli.arguments import argument_type, plugin_settings
 from tokenspeed.cli.table import columns
 from tokenspeed.engine.attention_choice import PHASES, AttentionUse, choose_backends
 from tokenspeed.engine.settings import DTYPES, KV_DTYPES, AttentionShape
-from tokenspeed.errors import ConfigError, PluginError
+from tokenspeed.errors import ConfigError, NothingFitsError
 from tokenspeed.interfaces.kernel import KernelRequest
 from tokenspeed.interfaces.platform import PlatformContext
 from tokenspeed.plugins.kernel_select import KernelRegistry
@@ -51,7 +52,7 @@ def read_arch(text: str) -> tuple[str, tuple[int, ...]]:
     )
 
 
-def add_target_arguments(parser: argparse.ArgumentParser, argument_type: Callable[..., Any]) -> None:
+def add_target_arguments(parser: argparse.ArgumentParser) -> None:
     """``--arch``, and the two flags that it stands for."""
     parser.add_argument(
         "--arch",
@@ -142,15 +143,14 @@ def _backends(
     use = AttentionUse(
         shape=shape, dtype=long[request.dtype], kv_dtype=names[kv_short], page_size=request.shape.get("page_size")
     )
+    asked = f"{kind}, {q_heads} query and {kv_heads} KV heads of {head_dim}, KV cache {kv_short}"
     try:
         chosen = choose_backends(host, use, platform, _preferences(host, platform), also=lambda s: _also(s, request))
-    except PluginError as error:
-        reasons = [line.strip() for line in str(error).splitlines() if line.startswith("  ")]
-        losers = [(name, reason) for name, _, reason in (line.partition(": ") for line in reasons)]
-        return None, losers, f"{kind}, {q_heads} query and {kv_heads} KV heads of {head_dim}, KV cache {kv_short}"
+    except NothingFitsError as error:
+        return None, list(error.refused), asked
     choice = chosen[request.mode if request.mode in PHASES else "decode"]
     lines = [(choice.winner.name, ""), *((loser.name, loser.reason) for loser in choice.losers)]
-    return choice, lines, f"{kind}, {q_heads} query and {kv_heads} KV heads of {head_dim}, KV cache {kv_short}"
+    return choice, lines, asked
 
 
 def _also(spec: AttentionBackendSpec, request: KernelRequest) -> str:
@@ -205,8 +205,6 @@ def _print_inside(
 
 
 def _options(host: PluginHost, args: argparse.Namespace) -> Mapping[str, Mapping[str, Any]]:
-    from tokenspeed.cli.arguments import plugin_settings
-
     _, given, _ = plugin_settings(args)
     inactive = [name for name in host.discovery.names() if name not in host.active]
     return resolve_options(host.registry.specs("option"), given, [*inactive, *host.active])

@@ -319,7 +319,7 @@ class KernelRegistry:
                     raise
                 text = f"{failed[0][1]}\n{error}"
                 if isinstance(error, NothingFitsError):
-                    raise NothingFitsError(text, broken=error.broken) from failed[0][1]
+                    raise NothingFitsError(text, broken=error.broken, refused=error.refused) from failed[0][1]
                 raise PluginError(text) from failed[0][1]
             try:
                 kernel = self._build(choice.winner)

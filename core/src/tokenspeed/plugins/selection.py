@@ -21,6 +21,8 @@ from tokenspeed.plugins.specs import Spec
 
 __all__ = ["Choice", "Loser", "Need", "check_api", "load_target", "owners", "probe", "refusals", "select"]
 
+_NOT_NAMED = "taken only when named by a flag or in --plugins"
+
 S = TypeVar("S", bound=Spec)
 
 
@@ -265,8 +267,10 @@ def _automatic(
     ordered = sorted((c for c in running if c.automatic), key=rank) or sorted(running, key=rank)
     if not ordered:
         failing = [c for c in allowed if c.automatic and verdicts[c.name].broken and not verdicts[c.name].unfit]
+        refused = [(c.name, verdicts[c.name].reasons or _NOT_NAMED) for c in candidates]
         raise NothingFitsError(
-            _nothing_fits(slot, candidates, verdicts, excluded, nothing_fits),
+            _nothing_fits(slot, refused, excluded, nothing_fits),
+            refused=refused,
             broken="; ".join(f"{c.name}: {'; '.join(verdicts[c.name].broken)}" for c in failing),
         )
     winner = ordered[0]
@@ -279,7 +283,7 @@ def _automatic(
         if verdicts[c.name].reasons:
             reason = verdicts[c.name].reasons
         elif c not in allowed:
-            reason = "taken only when named by a flag or in --plugins"
+            reason = _NOT_NAMED
         elif not c.automatic and winner.automatic:
             reason = "its plugin is not first-party and not named in --plugins"
         else:
@@ -357,16 +361,9 @@ def _outranked(
 
 
 def _nothing_fits(
-    slot: str,
-    candidates: Sequence[Contribution[S]],
-    verdicts: dict[str, _Verdict],
-    excluded: Sequence[tuple[str, str]],
-    advice: str,
+    slot: str, refused: Sequence[tuple[str, str]], excluded: Sequence[tuple[str, str]], advice: str
 ) -> str:
     lines = [f"{cause}\nplugin {plugin} is broken and may have offered a {slot}" for plugin, cause in excluded]
     lines.append(f"no {slot} fits" + (f": {advice}" if advice else ""))
-    lines += [
-        f"  {c.name}: {verdicts[c.name].reasons or 'taken only when named by a flag or in --plugins'}"
-        for c in candidates
-    ]
+    lines += [f"  {name}: {reason}" for name, reason in refused]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenspeed.errors import ConfigError, PluginError
+from tokenspeed.errors import ConfigError, NothingFitsError, PluginError
 from tokenspeed.plugins.registry import Contribution
 from tokenspeed.plugins.selection import Choice, Need, load_target, refusals, select
 from tokenspeed.plugins.specs import Priority, ToolParserSpec
@@ -217,7 +217,7 @@ def test_the_more_specific_match_wins_and_a_tie_is_an_error() -> None:
 
 
 def test_nothing_fits_lists_every_reason_broken_plugins_first() -> None:
-    with pytest.raises(PluginError) as error:
+    with pytest.raises(NothingFitsError) as error:
         choose(
             parser("a", platforms=("cuda",)),
             platform="cpu",
@@ -228,6 +228,7 @@ def test_nothing_fits_lists_every_reason_broken_plugins_first() -> None:
     assert lines[0] == "ImportError: x"
     assert "no tool parser fits: install one" in lines
     assert lines[-1] == "  ours:a: runs on cuda, not on cpu"
+    assert error.value.refused == (("ours:a", "runs on cuda, not on cpu"),)
 
 
 def test_a_better_candidate_that_is_broken_is_passed_over_with_a_warning_that_names_both() -> None:
