@@ -95,7 +95,7 @@ class _Call:
     def numbers(self, count: int, below: int | None = None) -> torch.Tensor:
         """``count`` distinct numbers, scattered."""
         below = max(count, below or count)
-        step = next(n for n in (7919, 104729, 1) if below % n)
+        step = 7919 if below % 7919 else 104729
         return torch.arange(count, device=self.device) * step % below
 
     @property

@@ -111,14 +111,12 @@ def choose_attention(
 
     try:
         by_kind = choose(tuple(uses))
-    except NothingFitsError:
+    except NothingFitsError as nothing:
         # What is best for the main kind may leave nothing that reads its pages for another one, which then goes first.
         try:
             by_kind = choose(tuple(reversed(tuple(uses))))
         except NothingFitsError:
-            by_kind = {}
-        if not by_kind:
-            raise
+            raise nothing from None
     layouts, sizes = _pages(choice.spec for choices in by_kind.values() for choice in choices.values())
     page_size = next(iter(uses.values())).page_size or (sizes[0] if sizes else platform.defaults.page_size)
     return AttentionChoice(by_kind=by_kind, layout=KVLayout(layouts[0]), page_size=page_size)
