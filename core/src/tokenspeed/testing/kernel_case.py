@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["KernelCase"]
+__all__ = ["KernelCase", "randn"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +34,8 @@ class KernelCase:
     written: frozenset[int] = frozenset()
     keep: frozenset[int] = frozenset()
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def randn(g: torch.Generator, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    """Normally distributed fp32 values of deviation ``scale``."""
+    return torch.randn(*shape, generator=g) * scale

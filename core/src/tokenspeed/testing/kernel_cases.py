@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tokenspeed.layers.rotary import RopeConfig, cos_sin_table
-from tokenspeed.testing.kernel_case import KernelCase
-from tokenspeed.testing.kernel_cases_more import MORE
+from tokenspeed.testing.kernel_case import KernelCase, randn
+from tokenspeed.testing.kernel_cases_state import STATE_CASES
 
 __all__ = ["KernelCase", "kernel_cases"]
 
@@ -20,12 +20,8 @@ def kernel_cases(family: str, mode: str) -> list[KernelCase]:
     return list(_MAKERS[f"{family}.{mode}"]())
 
 
-def _randn(g: torch.Generator, *shape: int, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(*shape, generator=g) * scale
-
-
 def _gemm_arguments(tokens: int, k: int, n: int, bias: bool, g: torch.Generator) -> list[Any]:
-    return [_randn(g, tokens, k), _randn(g, n, k, scale=k**-0.5), *([_randn(g, n)] if bias else [])]
+    return [randn(g, tokens, k), randn(g, n, k, scale=k**-0.5), *([randn(g, n)] if bias else [])]
 
 
 def _gemm() -> Iterator[KernelCase]:
@@ -40,13 +36,13 @@ def _linear() -> Iterator[KernelCase]:
     yield from _gemm()
     yield KernelCase(
         name="strided rows",
-        make=lambda g: [_randn(g, 6, 96)[:, :64], _randn(g, 40, 64, scale=0.1)],
+        make=lambda g: [randn(g, 6, 96)[:, :64], randn(g, 40, 64, scale=0.1)],
         shape={"m": 6, "n": 40, "k": 64},
     )
 
 
 def _norm_arguments(tokens: int, hidden: int, inputs: int, g: torch.Generator) -> list[Any]:
-    return [*(_randn(g, tokens, hidden, scale=3.0) for _ in range(inputs)), 1 + _randn(g, hidden, scale=0.1), 1e-5]
+    return [*(randn(g, tokens, hidden, scale=3.0) for _ in range(inputs)), 1 + randn(g, hidden, scale=0.1), 1e-5]
 
 
 def _norm(inputs: int, written: frozenset[int]) -> Iterator[KernelCase]:
@@ -56,7 +52,7 @@ def _norm(inputs: int, written: frozenset[int]) -> Iterator[KernelCase]:
 
 
 def _gated_arguments(tokens: int, size: int, g: torch.Generator) -> list[Any]:
-    return [_randn(g, tokens, 2 * size, scale=2.0)]
+    return [randn(g, tokens, 2 * size, scale=2.0)]
 
 
 def _gated() -> Iterator[KernelCase]:
@@ -66,7 +62,7 @@ def _gated() -> Iterator[KernelCase]:
 
 def _lookup() -> Iterator[KernelCase]:
     def make(g: torch.Generator) -> list[Any]:
-        return [torch.tensor([3, 0, 96, 3, 3]), _randn(g, 97, 40)]
+        return [torch.tensor([3, 0, 96, 3, 3]), randn(g, 97, 40)]
 
     yield KernelCase(name="repeated ids", make=make, shape={"hidden": 40, "vocab": 97})
 
@@ -77,7 +73,7 @@ def _table(rotary: int) -> torch.Tensor:
 
 def _rotate_arguments(dim: int, rotary: int, g: torch.Generator) -> list[Any]:
     positions = torch.tensor([0, 1, 63, 5, 6, 7, 30])
-    return [_randn(g, 7, 6 * dim), _randn(g, 7, 2 * dim), positions, _table(rotary), dim]
+    return [randn(g, 7, 6 * dim), randn(g, 7, 2 * dim), positions, _table(rotary), dim]
 
 
 def _rotate() -> Iterator[KernelCase]:
@@ -94,18 +90,18 @@ def _rotate() -> Iterator[KernelCase]:
 
 def _cache(g: torch.Generator, layout: str, pages: int, page_size: int, heads: int, dim: int) -> torch.Tensor:
     shape = (pages, page_size, heads, dim) if layout == "NHD" else (pages, heads, page_size, dim)
-    return _randn(g, *shape)
+    return randn(g, *shape)
 
 
 def _write_arguments(layout: str, k_dim: int, v_dim: int, g: torch.Generator) -> list[Any]:
-    k, v = _randn(g, 6, 3, k_dim), _randn(g, 6, 3, v_dim)
+    k, v = randn(g, 6, 3, k_dim), randn(g, 6, 3, v_dim)
     caches = [_cache(g, layout, 5, 4, 3, dim) for dim in (k_dim, v_dim)]
     return [k, v, *caches, torch.tensor([7, -1, 0, 19, 4, -1]), layout]
 
 
 def _write_latent() -> Iterator[KernelCase]:
     def make(g: torch.Generator, layout: str, rank: int, rope: int) -> list[Any]:
-        rows = _randn(g, 6, rank + rope + 8)  # slices of one product's rows
+        rows = randn(g, 6, rank + rope + 8)  # slices of one product's rows
         cache = _cache(g, layout, 5, 4, 1, rank + rope)
         return [rows[:, :rank], rows[:, rank : rank + rope], cache, torch.tensor([7, -1, 0, 19, 4, -1]), layout]
 
@@ -157,9 +153,9 @@ def _qkv_rope_write() -> Iterator[KernelCase]:
                 norms: bool = "eps" in kwargs,
                 gates: bool = "gate" in kwargs,
             ) -> list[Any]:
-                scales = [1 + _randn(g, d, scale=0.1), 1 + _randn(g, d, scale=0.1)] if norms else []
+                scales = [1 + randn(g, d, scale=0.1), 1 + randn(g, d, scale=0.1)] if norms else []
                 return [
-                    _randn(g, 6, (q * (2 if gates else 1) + 2 * kv) * d),
+                    randn(g, 6, (q * (2 if gates else 1) + 2 * kv) * d),
                     torch.tensor([0, 1, 63, 5, 6, 7]),
                     _table(r),
                     q,
@@ -208,7 +204,7 @@ def _paged(
     for cache in caches:
         by_token = cache if layout == "NHD" else cache.transpose(1, 2)
         by_token[~live] = float("nan")
-    return [_randn(g, queries, q_heads, dim), *caches], table, torch.tensor(lengths, dtype=torch.int32)
+    return [randn(g, queries, q_heads, dim), *caches], table, torch.tensor(lengths, dtype=torch.int32)
 
 
 _SHAPES = (("grouped", 9, 3, 64), ("multi-head", 4, 4, 64), ("one KV head", 8, 1, 128))
@@ -320,7 +316,7 @@ def _extend() -> Iterator[KernelCase]:
 
 def _argmax() -> Iterator[KernelCase]:
     def ties(g: torch.Generator) -> list[Any]:
-        logits = _randn(g, 4, 301)
+        logits = randn(g, 4, 301)
         logits[0, [7, 200]] = 50.0
         logits[1, 300] = float("inf")
         logits[2, 13] = float("nan")
@@ -328,7 +324,7 @@ def _argmax() -> Iterator[KernelCase]:
         return [logits]
 
     yield KernelCase(name="ties, infinity and NaN", make=ties, shape={"vocab": 301})
-    yield KernelCase(name="one row", make=lambda g: [_randn(g, 1, 1000)], shape={"vocab": 1000})
+    yield KernelCase(name="one row", make=lambda g: [randn(g, 1, 1000)], shape={"vocab": 1000})
 
 
 def _draw() -> Iterator[KernelCase]:
@@ -340,7 +336,7 @@ def _draw() -> Iterator[KernelCase]:
         positions = torch.randint(0, 5000, (rows,), generator=g)
         index = torch.arange(rows).flip(0) * 2
         k = torch.tensor(top_k, dtype=torch.int64)
-        return [_randn(g, 2 * rows, vocab, scale=scale), index, wide[0], k, wide[1], wide[2], seeds, positions]
+        return [randn(g, 2 * rows, vocab, scale=scale), index, wide[0], k, wide[1], wide[2], seeds, positions]
 
     keep = frozenset({2, 4, 5})
     for name, vocab, scale, filters in (
@@ -364,7 +360,7 @@ def _apply_bitmask() -> Iterator[KernelCase]:
         bits[0] = -(2**31)  # the sign bit alone: token 31 of every word
         if len(index) > 1:
             bits[1] = -1
-        logits = _randn(g, rows, vocab)
+        logits = randn(g, rows, vocab)
         logits[0, 31] = float("nan")
         return [logits, bits, torch.tensor(index)]
 
@@ -392,5 +388,5 @@ _MAKERS: dict[str, Callable[[], Iterator[KernelCase]]] = {
     "sampling.argmax": _argmax,
     "sampling.draw": _draw,
     "sampling.apply_bitmask": _apply_bitmask,
-    **MORE,
+    **STATE_CASES,
 }

@@ -8,18 +8,14 @@ from typing import Any
 
 import torch
 
-from tokenspeed.testing.kernel_case import KernelCase
+from tokenspeed.testing.kernel_case import KernelCase, randn
 
-__all__ = ["MORE"]
-
-
-def _randn(g: torch.Generator, *shape: int, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(*shape, generator=g) * scale
+__all__ = ["STATE_CASES"]
 
 
 def _copy() -> Iterator[KernelCase]:
     def make(shape: tuple[int, ...], g: torch.Generator) -> list[Any]:
-        return [_randn(g, *shape), torch.tensor([3, -1, 0, 5, 3]), torch.tensor([4, 1, -1, 2, 6])]
+        return [randn(g, *shape), torch.tensor([3, -1, 0, 5, 3]), torch.tensor([4, 1, -1, 2, 6])]
 
     for shape in ((7, 3, 5, 11), (9, 1037)):
         yield KernelCase(name="x".join(map(str, shape)), make=partial(make, shape), written=frozenset({0}))
@@ -27,7 +23,7 @@ def _copy() -> Iterator[KernelCase]:
 
 def _zero() -> Iterator[KernelCase]:
     def make(shape: tuple[int, ...], g: torch.Generator) -> list[Any]:
-        return [_randn(g, *shape), torch.tensor([3, -1, 0, 6])]
+        return [randn(g, *shape), torch.tensor([3, -1, 0, 6])]
 
     for shape in ((7, 3, 5, 11), (9, 1037)):
         yield KernelCase(name="x".join(map(str, shape)), make=partial(make, shape), written=frozenset({0}))
@@ -35,7 +31,7 @@ def _zero() -> Iterator[KernelCase]:
 
 def _route() -> Iterator[KernelCase]:
     def make(tokens: int, experts: int, k: int, g: torch.Generator) -> list[Any]:
-        logits = _randn(g, tokens, experts)
+        logits = randn(g, tokens, experts)
         logits[0, :2] = 9.0  # equals: the lower index
         return [logits, k]
 
@@ -63,9 +59,9 @@ def _experts() -> Iterator[KernelCase]:
         chosen = torch.rand(tokens, experts, generator=g).argsort(dim=-1)[:, :k]
         chosen[-1, -1] = -1
         weights = torch.rand(tokens, k, generator=g)
-        gate_up = _randn(g, experts, 2 * inter, hidden, scale=hidden**-0.5)
+        gate_up = randn(g, experts, 2 * inter, hidden, scale=hidden**-0.5)
         return [
-            _randn(g, tokens, hidden), gate_up, _randn(g, experts, hidden, inter, scale=inter**-0.5), weights, chosen,
+            randn(g, tokens, hidden), gate_up, randn(g, experts, hidden, inter, scale=inter**-0.5), weights, chosen,
         ]  # fmt: skip
 
     for size in ((1, 4, 2, 32, 48), (9, 5, 2, 33, 20), (6, 8, 1, 64, 16)):
@@ -81,9 +77,9 @@ def _gated_linear() -> Iterator[KernelCase]:
         tokens = sum(lengths)
         start = torch.tensor([0, *lengths]).cumsum(0).int()
         decay = torch.rand(tokens, heads, decays, generator=g)
-        q, k = (_randn(g, tokens, heads, key) for _ in range(2))
-        states = _randn(g, 6, heads, key, value)
-        return [q, k, _randn(g, tokens, heads, value), decay, states, torch.tensor([2, 5, 0, 3]), start, key**-0.5]
+        q, k = (randn(g, tokens, heads, key) for _ in range(2))
+        states = randn(g, 6, heads, key, value)
+        return [q, k, randn(g, tokens, heads, value), decay, states, torch.tensor([2, 5, 0, 3]), start, key**-0.5]
 
     for heads, key, value, decays in ((2, 8, 12, 8), (3, 16, 5, 1)):
         yield KernelCase(
@@ -97,11 +93,11 @@ def _gated_linear() -> Iterator[KernelCase]:
 
 def _alone(in_place: bool) -> Iterator[KernelCase]:
     written = frozenset({0}) if in_place else frozenset[int]()
-    yield KernelCase(name="a group of one", make=lambda g: [_randn(g, 6, 5), None], written=written)
+    yield KernelCase(name="a group of one", make=lambda g: [randn(g, 6, 5), None], written=written)
 
 
 #: Makers by family and mode.
-MORE: dict[str, Callable[[], Iterator[KernelCase]]] = {
+STATE_CASES: dict[str, Callable[[], Iterator[KernelCase]]] = {
     "cache.copy": _copy,
     "cache.zero": _zero,
     "moe.route": _route,
