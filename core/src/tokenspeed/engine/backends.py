@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenspeed.engine.assembly import Assembly
 from tokenspeed.engine.attention_choice import missing_kind
+from tokenspeed.engine.settings import resolved
 from tokenspeed.errors import PluginError
 from tokenspeed.interfaces.attention import AttentionBackend, AttentionContext
 from tokenspeed.interfaces.model import CausalLM
@@ -59,9 +60,9 @@ def make_backends(
                         dtype=dtype_from_name(config.dtype),
                         kv_dtype=dtype_from_name(config.kv_cache_dtype),
                         device=platform.device,
-                        max_rows=_set(config.max_num_seqs),
+                        max_rows=resolved(config.max_num_seqs),
                         max_tokens=max_tokens,
-                        max_model_len=_set(config.max_model_len),
+                        max_model_len=resolved(config.max_model_len),
                         select_kernel=kernels.select,
                         options=assembly.options_of(slots[phase]),
                     )
@@ -76,8 +77,3 @@ def bind_pool(model: CausalLM, pool: KVPool, backends: BackendPairs, executor: M
     bind_states(model, pool)
     if any(group.kind == "recurrent" for group in pool.groups):
         executor.use_states(pool)
-
-
-def _set(value: int | None) -> int:
-    assert value is not None, "assembly resolves every limit"
-    return value

@@ -31,6 +31,7 @@ from tokenspeed.engine.memory import memory_advice, memory_by_use, pool_flag
 from tokenspeed.engine.pools import count_pages, group_infos, make_pool
 from tokenspeed.engine.requests import Admission
 from tokenspeed.engine.scheduling import scheduler_config
+from tokenspeed.engine.settings import resolved
 from tokenspeed.engine.tiers import CacheSource, Tiers, make_cache
 from tokenspeed.errors import ModelError
 from tokenspeed.interfaces.kernel import KernelContext, KernelRequest
@@ -123,7 +124,7 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
     reserved = 0
     if measured:
         scratch = use.scratch if (use := platform.memory_use()) is not None else 0
-        sizes = {"max_rows": _set(config.max_num_seqs), "max_tokens": plan_shape.max_step_tokens}
+        sizes = {"max_rows": resolved(config.max_num_seqs), "max_tokens": plan_shape.max_step_tokens}
         reserved = graphs.reserve_bytes(scratch, **sizes)
         pages = count_pages(assembly, platform, cache_groups, everyone, reserved_bytes=reserved)
         pool = make_pool(assembly, platform, cache_groups, pages)
@@ -133,7 +134,7 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         captured = graphs.capture(
             platform, executor, reserved=reserved, utilization=config.gpu_memory_utilization if sized else None
         )
-    room, longest = pool.num_pages[0] * assembly.page_size, _set(config.max_model_len)
+    room, longest = pool.num_pages[0] * assembly.page_size, resolved(config.max_model_len)
     if rank == 0 and room < longest:
         _log.warning(
             "The KV pool holds %d tokens: requests may have so many, not --max-model-len %d; raise --max-total-tokens or --kv-cache-memory-bytes",
@@ -284,7 +285,7 @@ def _executor(
         KernelRequest(family="sampling", mode="apply_bitmask", dtype="fp32", shape={"vocab_size": vocab_size})
     )
     draw = kernels.select(dataclasses.replace(request, mode="draw"))
-    max_rows, max_model_len = _set(config.max_num_seqs), _set(config.max_model_len)
+    max_rows, max_model_len = resolved(config.max_num_seqs), resolved(config.max_model_len)
     state = SlotSampling(max_slots=max_rows, vocab_size=vocab_size, device=platform.device)
     tables = make_tables(
         pool.groups,
@@ -341,7 +342,7 @@ def _info(assembly: Assembly, rank: Rank) -> EngineInfo:
     plain: dict[str, Any] = msgspec.to_builtins(config)
     plain["plugin_options"] = hide_given(assembly.host.registry.specs("option"), config.plugin_options)
     return EngineInfo(
-        max_model_len=min(_set(config.max_model_len), rank.pool.num_pages[0] * assembly.page_size),
+        max_model_len=min(resolved(config.max_model_len), rank.pool.num_pages[0] * assembly.page_size),
         vocab_size=rank.vocab_size,
         page_size=assembly.page_size,
         kv_pages=rank.pool.num_pages[0],
@@ -365,9 +366,3 @@ def _vocab_size(assembly: Assembly) -> int:
     if not isinstance(size, int):
         raise ModelError(f"the model's configuration has vocab_size {size!r}; it must be a number")
     return size
-
-
-def _set(value: int | None) -> int:
-    """A setting that assembly has resolved."""
-    assert value is not None, "assembly resolves every limit"
-    return value

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import Assembly
 from tokenspeed.engine.memory import out_of_memory, pool_flag
+from tokenspeed.engine.settings import resolved
 from tokenspeed.engine.tiers import copy_bytes
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.platform import Platform
@@ -34,8 +35,8 @@ def count_pages(
     config = assembly.config
     _check_states(config, groups, assembly.page_size)
     element_bytes = dtype_from_name(config.kv_cache_dtype).itemsize
-    sizes: dict[str, int] = {"rows": _set(config.max_num_seqs), "max_model_len": _set(config.max_model_len)}
-    prompt_tokens = _set(config.chunked_prefill_size) * (1 if config.disable_overlap_schedule else 2)
+    sizes: dict[str, int] = {"rows": resolved(config.max_num_seqs), "max_model_len": resolved(config.max_model_len)}
+    prompt_tokens = resolved(config.chunked_prefill_size) * (1 if config.disable_overlap_schedule else 2)
     if config.max_total_tokens is not None:
         full = pages_in_tokens(config.max_total_tokens, assembly.page_size)
         further = further_pages(groups, assembly.page_size, element_bytes, **sizes, prompt_tokens=prompt_tokens)
@@ -101,7 +102,7 @@ def make_pool(
     # Where full groups cost nothing, windows and states take what the budget has, however few the requests.
     by_rows = assembly.config.max_total_tokens is not None or any(group.keeps_all and group.layers for group in groups)
     if apart > has and by_rows:
-        rows = _set(assembly.config.max_num_seqs)
+        rows = resolved(assembly.config.max_num_seqs)
         raise ConfigError(
             f"--max-num-seqs {rows}: windows and states for so many requests need {apart / 2**30:.1f} GiB of memory, and the machine has"
             f" {has / 2**30:.1f} GiB; lower --max-num-seqs"
@@ -157,8 +158,3 @@ def _memory_bytes(platform: Platform) -> int:
     if platform.device.type == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return 1 << 62  # unknown: the allocation tells
-
-
-def _set(value: int | None) -> int:
-    assert value is not None, "assembly resolves every limit"
-    return value

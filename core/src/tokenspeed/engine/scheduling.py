@@ -15,6 +15,7 @@ from tokenspeed._scheduler import (
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.kv_events.config import kv_events_of
 from tokenspeed.engine.requests import LiveRequest
+from tokenspeed.engine.settings import resolved
 from tokenspeed.types import CacheGroup
 
 __all__ = ["REFUSED_PARAMS", "request_spec", "scheduler_config"]
@@ -64,7 +65,7 @@ def scheduler_config(
     return SchedulerConfig(
         groups=[
             CacheGroupConfig(
-                page_size=group.interval if group.kind == "recurrent" else _set(config.block_size),
+                page_size=group.interval if group.kind == "recurrent" else resolved(config.block_size),
                 num_pages=pages,
                 kind=_KINDS.get(group.kind, CacheGroupKind.FULL),
                 host_pages=host,
@@ -72,9 +73,9 @@ def scheduler_config(
             )
             for group, pages, host in zip(kinds, num_pages, hosts, strict=True)
         ],
-        max_num_seqs=_set(config.max_num_seqs),
-        max_batched_tokens=_set(config.chunked_prefill_size),
-        max_model_len=_set(config.max_model_len),
+        max_num_seqs=resolved(config.max_num_seqs),
+        max_batched_tokens=resolved(config.chunked_prefill_size),
+        max_model_len=resolved(config.max_model_len),
         overlap_depth=0 if config.disable_overlap_schedule else 1,
         enable_prefix_caching=config.enable_prefix_caching,
         max_step_us=int((config.max_step_ms or 0.0) * 1000),
@@ -101,8 +102,3 @@ def request_spec(request: LiveRequest) -> RequestSpec:
         session=request.session,
         retain_us=request.retain_us,
     )
-
-
-def _set(value: int | None) -> int:
-    assert value is not None, "assembly resolves every limit"
-    return value

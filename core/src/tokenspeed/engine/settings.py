@@ -24,6 +24,7 @@ __all__ = [
     "resolve_dtype",
     "resolve_limits",
     "resolve_parallel",
+    "resolved",
     "tier_size",
 ]
 
@@ -272,3 +273,9 @@ def _check_tiers(config: EngineConfig) -> None:
                 )
     if not 0 <= config.session_retain_percent <= 100:
         raise ConfigError(f"--session-retain-percent {config.session_retain_percent}: it must lie in 0..100")
+
+
+def resolved(value: int | None) -> int:
+    """A setting that assembly has resolved."""
+    assert value is not None, "assembly resolves every limit"
+    return value
