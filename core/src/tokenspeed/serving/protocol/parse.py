@@ -21,6 +21,8 @@ __all__ = ["Refused", "json_object", "parse_object", "struct_schema"]
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _SECOND_LOOK_BYTES = 1 << 20
+#: Longer names are no misspelling of a field, and looking for the nearest one costs their length.
+_HINT_CHARS = 64
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key )?(?:in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 
@@ -104,7 +106,7 @@ def parse_object(value: Mapping[str, Any], kind: type[_T], refused: Mapping[str,
                     code="unsupported_parameter",
                 )
         else:
-            near = difflib.get_close_matches(name, known, 1)
+            near = difflib.get_close_matches(name, known, 1) if len(name) <= _HINT_CHARS else ()
             hint = f"; did you mean {near[0]}?" if near else ""
             raise RequestError(
                 f"unknown field {prefix}{name[:100]}{hint}", param=f"{prefix}{name[:100]}", code="unknown_parameter"
