@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from typing import Any
 
 from openai import OpenAI
@@ -21,7 +21,9 @@ TOOLS: list[Any] = [
 
 
 def main() -> None:
-    client = OpenAI(base_url=sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1", api_key="none")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("base_url", nargs="?", default="http://127.0.0.1:8000/v1", help="of a running server")
+    client = OpenAI(base_url=parser.parse_args().base_url, api_key="none")
     model = client.models.list().data[0].id
     messages: list[Any] = [
         {"role": "system", "content": "You answer in one sentence. Use the tool for words that you do not know. " * 8}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from openai import OpenAI
 
-client = OpenAI(base_url=sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1", api_key="none")
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("base_url", nargs="?", default="http://127.0.0.1:8000/v1", help="of a running server")
+client = OpenAI(base_url=parser.parse_args().base_url, api_key="none")
 model = client.models.list().data[0].id
 stream = client.chat.completions.create(
     model=model,

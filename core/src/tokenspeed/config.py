@@ -97,6 +97,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     plugin_options: dict[str, str] = {}
     parallel: ParallelConfig = ParallelConfig()
     trust_remote_code: bool = False
+    enable_auto_tool_choice: bool = False
     skip_tokenizer_init: bool = False
     seed: int = 0
 

@@ -78,6 +78,12 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         boolean=True,
     ),
     Flag(
+        name="enable-auto-tool-choice",
+        group="model",
+        help="accepted for compatibility: tool calls are found whenever a tool parser is chosen",
+        boolean=True,
+    ),
+    Flag(
         name="skip-tokenizer-init",
         group="model",
         help="take and return token ids only; no tokenizer is loaded",

@@ -32,10 +32,5 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal(flags=("--nnodes",), reason="one host runs all engine processes", accepted=("1",)),
     Refusal(flags=("--node-rank",), reason="one host runs all engine processes", accepted=("0",)),
     Refusal(flags=("--quantization", "-q"), reason="the format of the weights decides how they are loaded"),
-    Refusal(
-        flags=("--enable-auto-tool-choice",),
-        reason="tool calls are found whenever a tool parser is chosen: leave it out",
-        takes_value=False,
-    ),
     Refusal(flags=("--model", "--model-path"), reason="give the model as the first argument: tokenspeed serve MODEL"),
 )

@@ -134,7 +134,6 @@ def test_aliases(alias: str, field: str) -> None:
         (("--node-rank", "1"), ("--node-rank", "0")),
         (("--enable-expert-parallel",), ()),
         (("--quantization", "awq"), ()),
-        (("--enable-auto-tool-choice",), ()),
         (("--model", "x"), ()),
     ],
 )
@@ -143,6 +142,12 @@ def test_what_does_not_work_is_refused_by_its_name(args: tuple[str, ...], accept
         configs("m", *args)
     assert str(error.value).startswith(args[0])
     assert configs("m", *accepted)[0] == EngineConfig(model="m")
+
+
+@pytest.mark.parametrize("flag", ["--trust-remote-code", "--enable-auto-tool-choice"])
+def test_flags_of_common_command_lines_that_change_nothing_are_taken(flag: str) -> None:
+    field = flag.removeprefix("--").replace("-", "_")
+    assert configs("m", flag)[0] == EngineConfig(model="m", **{field: True})
 
 
 @pytest.mark.parametrize(
