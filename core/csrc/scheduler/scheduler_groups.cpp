@@ -258,8 +258,11 @@ void Scheduler::SettleWindow(Request& request, Residence& residence, AdjunctGrou
     hold.begin += behind;
   }
   if (config_.write_policy != WritePolicy::kThrough || !group.host.on()) return;
-  // Those of the window where the row ended, for there one may go on: not all that a long chunk has passed.
-  for (int32_t block = std::max(hold.begin, hold.written); block < std::min(hold.end(), residence.prefix.depth()); ++block) {
+  // Those of the window where the row ended, for there one may go on: not all that a long chunk has passed. The same prompt again goes on
+  // before its last token, which may be a block earlier.
+  const int32_t before_last = (request.prompt_tokens - 1) / page_size_ * page_size_;
+  const int32_t first = request.computed == request.prompt_tokens ? WindowBegin(group, before_last) : hold.begin;
+  for (int32_t block = std::max(first, hold.written); block < std::min(hold.end(), residence.prefix.depth()); ++block) {
     QueueCopy(group, request.hashes[static_cast<size_t>(block)], &request);
   }
   hold.written = std::max(hold.written, residence.prefix.depth());

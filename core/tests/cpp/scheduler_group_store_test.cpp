@@ -145,6 +145,20 @@ TEST(GroupStore, TheFirstQuestionIsHowFarTheBlocksReach) {
   EXPECT_EQ(h.rounds, 2);
 }
 
+// The last token is computed again, so a prompt that ends with its block goes on a block earlier than it ended.
+TEST(GroupStore, APromptOfWholeBlocksFindsTheWindowBeforeItsLastBlock) {
+  std::set<Entry> left;
+  {
+    StoreHarness before(With({kWindow}));
+    before.Serve(1, 0, 40);
+    left = before.stored;
+  }
+  StoreHarness h(With({kWindow}), left);
+  h.Serve(3, 0, 40);
+  EXPECT_EQ(h.Cached(3), 36);
+  EXPECT_EQ(h.scheduler.InfoOf(3)->storage_tokens, 36);
+}
+
 TEST(GroupStore, AStateThatIsMissingMovesTheBoundaryUp) {
   std::set<Entry> has = Left({kStates});
   StoreHarness names(With({kStates}));
