@@ -145,17 +145,64 @@ def test_sessions_that_come_back_after_a_tool_find_their_prefix(serve: Serve) ->
     assert sum(cached["off"]) < 208
 
 
+def hybrid(folder: Path) -> str:
+    """A checkpoint of the toy with layers of full attention, windows and states."""
+    types = ["full_attention", "sliding_attention", "linear_attention", "full_attention"]
+    shape = {"num_hidden_layers": 4, "layer_types": types, "sliding_window": 40, "state_interval": 32}
+    model = folder / "hybrid"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(TOY_CONFIG | shape))
+    return str(model)
+
+
+HYBRID = ("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "512", "--block-size", "16")
+
+
+def test_a_restart_finds_windows_and_states_in_the_store(serve: Serve, tmp_path: Path) -> None:
+    """Issue 5, acceptance 2, for every cache group: the prompt goes on at the last multiple of the states' interval, and a damaged page changes no token."""
+    model, store, prompt = hybrid(tmp_path), FileStore(tmp_path), [(5 * i) % 250 for i in range(203)]
+    flags = (
+        *HYBRID,
+        "--max-total-tokens",
+        "1024",
+        "--max-num-seqs",
+        "4",
+        "--prefetch-threshold",
+        "32",
+        "--kvstore-timeout-ms",
+        "2000",
+    )
+    first = serve(model, *flags, *store.flags)
+    expected, stats = ask(first, prompt)
+    assert stats["cached_tokens"] == 0
+    # 13 blocks and their pages of the window, which chunks of 32 do not pass over, and 6 states.
+    first.wait_for(
+        lambda m: m['host_pages{state="moving"}'] == 0 and m['tier_pages_total{operation="store"}'] >= 21, 60
+    )
+    first.stop()
+
+    server = serve(model, *flags, *store.flags)
+    tokens, stats = ask(server, prompt)
+    assert tokens == expected
+    assert (stats["cached_tokens"], stats["host_tokens"], stats["storage_tokens"]) == (192, 192, 192)
+    metrics = server.metrics()
+    assert metrics['tier_hit_tokens_total{tier="storage"}'] == 192
+    assert metrics['tier_pages_total{operation="prefetch"}'] == 12 + 3 + 1, (
+        "blocks, those of the window before 192, and its state"
+    )
+    forget(server)
+    assert store.damage()
+    tokens, stats = ask(server, prompt)
+    assert (tokens, stats["storage_tokens"]) == (expected, 0)
+    assert len(list(store.pages.glob("*/namespace.json"))) == 3
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_session_of_a_model_with_windows_and_states_comes_back_from_the_host(
     serve: Serve, tmp_path: Path, ranks: int
 ) -> None:
     """Issue 5, acceptance 3, through the whole server: a turn finds in every cache group what pressure moved down, and its tokens are those of no tier."""
-    types = ["full_attention", "sliding_attention", "linear_attention", "full_attention"]
-    shape = {"num_hidden_layers": 4, "layer_types": types, "sliding_window": 40, "state_interval": 32}
-    model = tmp_path / "hybrid"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(TOY_CONFIG | shape))
-    flags = ("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "512", "--block-size", "16")
+    model = hybrid(tmp_path)
     small = ("--max-total-tokens", "512", "--max-num-seqs", "2")
     first = [(5 * i) % 250 for i in range(200)]
     others = [[(7 * i + j) % 250 for j in range(450)] for i in range(6)]
@@ -163,7 +210,7 @@ def test_a_session_of_a_model_with_windows_and_states_comes_back_from_the_host(
     parallel = ("--tensor-parallel-size", "2") if ranks == 2 else ()
     tokens: dict[str, list[list[int]]] = {}
     for name, more in (("off", ("--no-enable-prefix-caching",)), ("on", (*small, "--kvstore-ratio", "12", *parallel))):
-        server = serve(str(model), *flags, *more)
+        server = serve(model, *HYBRID, *more)
         kept = {"session_id": "run-17", "retain_s": 600} if name == "on" else {}
         answer, _ = ask(server, first, **kept)
         tokens[name] = [answer, *(ask(server, prompt)[0] for prompt in others)]

@@ -65,17 +65,19 @@ struct AdjunctLoadOp {
   NodePin pin;
   std::vector<std::pair<PageHash, PageHash>> hashes;
 };
+// Below, `tier`: whose pages; 0 those of the full groups, else one more than the group's place among the window and recurrent ones.
 struct LookupOp {
-  RequestKey owner;
-  int32_t begin = 0;  // page index of the first hash asked for
-  int32_t pages = 0;
+  int64_t fetch = -1;
+  size_t tier = 0;
+  std::vector<int32_t> blocks;  // in the order in which it asks for them
 };
 struct PrefetchOp {
-  RequestKey owner;
+  size_t tier = 0;
   std::vector<HostPin> host;
-  std::vector<RequestKey> followers;  // wait for pages of it as well
+  std::vector<int64_t> fetches;  // wait for pages of it
 };
 struct StoreOp {
+  size_t tier = 0;
   std::vector<HostPin> host;
 };
 using CacheOp = std::variant<WriteBackOp, LoadBackOp, AdjunctWriteOp, AdjunctLoadOp, LookupOp, PrefetchOp, StoreOp>;
@@ -83,8 +85,8 @@ using CacheOp = std::variant<WriteBackOp, LoadBackOp, AdjunctWriteOp, AdjunctLoa
 [[nodiscard]] inline int32_t PagesOf(const CacheOp& op) {
   return std::visit(
       [](const auto& concrete) {
-        if constexpr (requires { concrete.pages; }) return concrete.pages;
-        else return static_cast<int32_t>(concrete.host.size());
+        if constexpr (requires { concrete.host; }) return static_cast<int32_t>(concrete.host.size());
+        else return static_cast<int32_t>(concrete.blocks.size());
       },
       op);
 }

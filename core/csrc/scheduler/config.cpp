@@ -56,9 +56,6 @@ void ValidateGroup(const SchedulerConfig& config, size_t index) {
       }
       break;
   }
-  if (config.l3) {
-    Refuse(name + ".kind", static_cast<int64_t>(group.kind), "the store below the host tier serves models with full groups alone; unset l3");
-  }
 }
 
 }  // namespace

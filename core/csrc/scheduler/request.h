@@ -83,8 +83,11 @@ struct Request : PrefixWaiter {
   bool load_unsettled = false;     // the row that reads what it brings was not advanced yet
   bool load_failed = false;        // it failed before that row was advanced
   int32_t first_load_tokens = 0;   // what it brings counts as a hit of the first admission
-  int32_t fetch_begin = 0;         // pages that the store below brought for it: [fetch_begin, fetch_end)
+  int64_t fetch = -1;              // what the store below is asked for it; -1: nothing now
+  int32_t fetch_begin = 0;         // blocks that the store brought for it, or windows and states behind them: [fetch_begin, fetch_end)
   int32_t fetch_end = 0;
+  int32_t fetch_goal = -1;         // where all groups could go on with what the store has; -1: not known
+  int32_t fetch_full = 0;          // and where the full ones could
 
   // Waiting.
   PrefixTree::Position hint;  // deepest match seen

@@ -35,6 +35,7 @@ Scheduler::Scheduler(SchedulerConfig config)
   for (size_t index = 1; index < config_.groups.size(); ++index) {
     if (config_.groups[index].kind != CacheGroupKind::kFull) adjuncts_.emplace_back(config_, index, adjuncts_.size(), events_);
   }
+  pending_stores_.resize(adjuncts_.size() + 1);
   for (ExecutionPlan& plan : plans_) plan.Reserve(config_);
   decoding_.reserve(static_cast<size_t>(config_.max_num_seqs));
 }

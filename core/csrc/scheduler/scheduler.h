@@ -105,8 +105,9 @@ class Scheduler {
   [[nodiscard]] int64_t cache_ops_in_flight() const noexcept { return static_cast<int64_t>(ops_.size()); }
   // Transfers decided on that stand in no plan yet.
   [[nodiscard]] int64_t cache_ops_pending() const noexcept {
-    return static_cast<int64_t>(pending_writes_.size() + pending_copies_.size() + pending_lookups_.size() + pending_prefetches_.size() +
-                                pending_stores_.size() + pending_sessions_.size());
+    size_t pending = pending_writes_.size() + pending_copies_.size() + pending_lookups_.size() + pending_prefetches_.size() + pending_sessions_.size();
+    for (const auto& stores : pending_stores_) pending += stores.size();
+    return static_cast<int64_t>(pending);
   }
   [[nodiscard]] int32_t plans_in_flight() const noexcept { return static_cast<int32_t>(steps_.size()); }
   [[nodiscard]] const SchedulerConfig& config() const noexcept { return config_; }
@@ -227,9 +228,13 @@ class Scheduler {
   [[nodiscard]] int32_t WindowBegin(const AdjunctGroup& group, int32_t position) const;
   // The blocks whose pages a request needs to go on at that boundary.
   [[nodiscard]] Blocks NeededAt(const AdjunctGroup& group, int32_t boundary) const;
-  [[nodiscard]] int32_t LongestBoundary(const AdjunctGroup& group, const std::vector<PageHash>& hashes, int32_t depth, bool or_host) const;
-  // The longest boundary, at most `depth` blocks, at which every group can go on by what the device has, or the host. `cut_by`: set to
-  // the group that cut it last.
+  // The longest boundary, at most `depth` blocks, at which this group can go on, and at which all can. `has(group, block)`: whether it has
+  // the page of that block. `cut_by`: set to the group that cut it last.
+  template <class Has>
+  [[nodiscard]] int32_t LongestBoundary(const AdjunctGroup& group, int32_t depth, Has&& has) const;
+  template <class Has>
+  [[nodiscard]] int32_t CommonBoundary(int32_t depth, Has&& has, int32_t* cut_by = nullptr) const;
+  // The same by what the device has, or the host.
   [[nodiscard]] int32_t ResumableDepth(const std::vector<PageHash>& hashes, int32_t depth, bool or_host = true, int32_t* cut_by = nullptr) const;
   [[nodiscard]] int32_t SteadyPages(const AdjunctGroup& group, const Request& request) const;
   [[nodiscard]] int32_t OwedPages(const AdjunctGroup& group, const Request& request) const;
@@ -256,6 +261,7 @@ class Scheduler {
   void KeepStates(Request& request, Residence& residence);
   [[nodiscard]] int32_t HeldAlone(const AdjunctGroup& group, const Residence& residence) const;
   void CheckAdjuncts() const;
+  void CheckFetches() const;
   // ---- scheduler_group_tiers.cpp: their pages on the host ----
   // Copies the page of that block to the host, from the next plan on, where the device has it and the host has not.
   void QueueCopy(AdjunctGroup& group, const PageHash& hash, Request* owner);
@@ -280,17 +286,11 @@ class Scheduler {
   [[nodiscard]] bool AnyMoving() const;
   void BeginTransfers();
   void BeginWrites();
-  void BeginLookups();
-  void BeginPrefetches();
-  void BeginStores();
   void QueueColdWrites();
   // The pages of an op of its load have come, or not.
   void LoadAnswered(Request& request, Residence& residence, bool failed);
   void Answer(int64_t id, WriteBackOp& op, int32_t pages);
   void Answer(int64_t id, LoadBackOp& op, int32_t pages);
-  void Answer(int64_t id, LookupOp& op, int32_t pages);
-  void Answer(int64_t id, PrefetchOp& op, int32_t pages);
-  void Answer(int64_t id, StoreOp& op, int32_t pages);
   void WriteEnded(const RequestKey& owner);
   // ---- scheduler_sessions.cpp: prefixes kept between the turns of a session ----
   struct Session {
@@ -300,7 +300,7 @@ class Scheduler {
     PageHash tenant;               // whose pages it can share: salt and adapter
     int64_t adapter;
     int64_t until_us;
-    bool asked = false;  // the store is asked for what the tiers above lack
+    int64_t fetch = -1;  // what the store is asked for it; -1: nothing now
   };
   struct Tenant {
     int64_t pages = 0;                            // kept for its sessions, each once
@@ -340,11 +340,45 @@ class Scheduler {
 
   // Its prefix did not come back from the host: it gives everything up and computes.
   void Reload(Request& request);
+
+  // ---- scheduler_store.cpp: the store below ----
+  struct Fetch {
+    RequestKey owner;
+    int32_t limit;      // blocks that the owner has a use for
+    int32_t from;       // where it can go on by the tiers above alone
+    int32_t begin;      // blocks that these have in the full groups
+    int32_t full = -1;  // blocks that these and the store have there; -1: not known yet
+    int32_t goal = 0;   // where it is to go on, once that is known
+    int32_t rounds = 0;  // of questions about windows and states
+    int32_t waits = 0;   // transfers that it waits for
+    bool asked = false, hit = false;  // counted as such
+    // Pages of windows and states, by place of the group and block: what the store said.
+    std::map<std::pair<size_t, int32_t>, bool> told{};
+  };
   void AskStoreFor(Request& request);
-  // Of the request or session that waits for the store; nullptr where none does.
-  [[nodiscard]] const std::vector<PageHash>* AskedFor(const RequestKey& key) const;
-  void EndFetch(const RequestKey& key);
+  [[nodiscard]] bool WorthAsking(int32_t from, int32_t limit) const;
+  int64_t BeginFetch(Fetch fetch);
+  // The blocks of the request or session that waits for it; nullptr where none does any more, and the fetch is forgotten.
+  const std::vector<PageHash>* AskedFor(int64_t fetch);
+  [[nodiscard]] bool MayHave(const Fetch& fetch, const PageHash& hash, const AdjunctGroup& group, int32_t block) const;
+  [[nodiscard]] int32_t BoundaryOf(const Fetch& fetch, const std::vector<PageHash>& hashes) const;
+  [[nodiscard]] std::vector<int32_t> Unasked(const Fetch& fetch, const std::vector<PageHash>& hashes, const AdjunctGroup& group, int32_t boundary) const;
+  void BeginLookups();
+  void Ask(int64_t id, const std::vector<PageHash>& hashes, size_t tier, std::vector<int32_t> blocks);
+  void AskForHolds(int64_t id, const std::vector<PageHash>& hashes);
+  void Weigh(int64_t id, const std::vector<PageHash>& hashes);
+  void BeginPrefetches();
+  void BeginPrefetch(int64_t id, const std::vector<PageHash>& hashes);
+  void EndFetch(int64_t id);
   void ExpireFetches();
+  void QueueStore(size_t tier, const HostPin& pin);
+  void BeginStores();
+  bool BeginStore(size_t tier);
+  void Answer(int64_t id, LookupOp& op, int32_t pages);
+  void Answer(int64_t id, PrefetchOp& op, int32_t pages);
+  void Answer(int64_t id, StoreOp& op, int32_t pages);
+  [[nodiscard]] HostCache& HostOf(size_t tier) noexcept { return tier == 0 ? host_ : adjuncts_[tier - 1].host; }
+  [[nodiscard]] int32_t GroupOf(size_t tier) const noexcept { return tier == 0 ? 0 : adjuncts_[tier - 1].index; }
 
   [[nodiscard]] int32_t PagesFor(int32_t tokens) const noexcept { return (tokens + page_size_ - 1) / page_size_; }
   [[nodiscard]] int32_t Available() const noexcept { return pages_.available() + tree_.evictable(); }
@@ -390,11 +424,6 @@ class Scheduler {
     int32_t begin;
     uint64_t cold_since;
   };
-  struct PendingFetch {
-    RequestKey owner;
-    int32_t begin;
-    int32_t end;
-  };
   struct PendingCopy {
     RequestKey owner;
     size_t place;
@@ -402,14 +431,17 @@ class Scheduler {
   };
   std::vector<PendingWrite> pending_writes_;
   std::vector<PendingCopy> pending_copies_;  // of windows and states
-  std::vector<PendingFetch> pending_lookups_;
-  std::vector<PendingFetch> pending_prefetches_;
-  std::deque<PageHash> pending_stores_;
+  std::map<int64_t, Fetch> fetches_;
+  int64_t next_fetch_ = 0;
+  std::vector<int64_t> pending_lookups_;     // fetches with something to ask
+  std::vector<int64_t> pending_prefetches_;  // and those that know what they want
+  std::vector<std::deque<PageHash>> pending_stores_;  // by tier
+  size_t next_store_ = 0;  // the tier whose turn it is
   int64_t next_op_ = 1;
   int64_t moving_ = 0;  // of those in flight: between host and device
   struct Deadline {
     int64_t at_us;
-    RequestKey request;
+    int64_t fetch;
   };
   std::deque<Deadline> fetch_deadlines_;  // the earliest first: all wait equally long
   std::unordered_map<int64_t, Session> sessions_;
@@ -469,6 +501,37 @@ class Scheduler {
   std::vector<PrefixTree::Replaced> replaced_scratch_;
   std::vector<PageHash> hash_scratch_;
 };
+
+template <class Has>
+int32_t Scheduler::LongestBoundary(const AdjunctGroup& group, int32_t depth, Has&& has) const {
+  if (group.kind == CacheGroupKind::kRecurrent) {
+    const int32_t step = group.interval / page_size_;
+    int32_t at = depth - depth % step;
+    while (at > 0 && !has(group, at - 1)) at -= step;
+    return at;
+  }
+  // A block that is missing cuts the boundary to its begin; those between are known to be there.
+  int32_t boundary = depth;
+  for (int32_t block = depth - 1; boundary > 0 && block >= WindowBegin(group, boundary * page_size_); --block) {
+    if (!has(group, block)) boundary = block;
+  }
+  return boundary;
+}
+
+template <class Has>
+int32_t Scheduler::CommonBoundary(int32_t depth, Has&& has, int32_t* cut_by) const {
+  for (bool cut = true; cut && depth > 0;) {
+    cut = false;
+    for (const AdjunctGroup& group : adjuncts_) {
+      const int32_t boundary = LongestBoundary(group, depth, has);
+      if (boundary == depth) continue;
+      cut = true;
+      if (cut_by != nullptr) *cut_by = group.index;
+      depth = boundary;
+    }
+  }
+  return depth;
+}
 
 template <class Event>
 bool Scheduler::Apply(Request& request, Event event) {

@@ -9,14 +9,6 @@
 
 namespace tokenspeed {
 
-namespace {
-
-constexpr int32_t kStorePages = 64;          // of one store op
-constexpr size_t kStoreOpsInPlan = 4;        // so that a plan stays short after a long prompt
-constexpr size_t kMaxPendingStores = 1 << 20;  // pages: a store that does not answer loses them, and memory does not grow
-
-}  // namespace
-
 Request* Scheduler::Find(const RequestKey& key) const {
   const auto found = requests_.find(key.id);
   return found == requests_.end() || found->second->order.arrival != key.arrival ? nullptr : found->second.get();
@@ -79,7 +71,7 @@ void Scheduler::BeginTransfers() {
   if (!pending_copies_.empty()) BeginCopies();
   if (!pending_lookups_.empty()) BeginLookups();
   if (!pending_prefetches_.empty()) BeginPrefetches();
-  if (!pending_stores_.empty()) BeginStores();
+  if (config_.l3) BeginStores();
 }
 
 void Scheduler::BeginWrites() {
@@ -145,125 +137,6 @@ void Scheduler::WriteEnded(const RequestKey& owner) {
   }
 }
 
-// ---- the store below ----
-
-void Scheduler::AskStoreFor(Request& request) {
-  if (!config_.l3 || request.max_reuse_tokens == 0) return;
-  const int32_t limit = MatchLimit(request);
-  request.hint = tree_.Match(request.hashes, limit);
-  const int32_t begin = host_.Match(request.hashes, request.hint.depth(), limit);
-  if (int64_t{limit - begin} * page_size_ < config_.prefetch_threshold) return;
-  const RequestKey key{request.id, request.order.arrival};
-  Apply(request, AskStore{});
-  pending_lookups_.push_back({key, begin, limit});
-  fetch_deadlines_.push_back({now_us_ + config_.prefetch_timeout_us, key});
-}
-
-const std::vector<PageHash>* Scheduler::AskedFor(const RequestKey& key) const {
-  if (key.session >= 0) {
-    const auto found = sessions_.find(key.session);
-    return found == sessions_.end() ? nullptr : &found->second.hashes;
-  }
-  const Request* request = Find(key);
-  return request == nullptr || NameOf(request->state) != StateName::kPrefetching ? nullptr : &request->hashes;
-}
-
-void Scheduler::BeginLookups() {
-  for (const PendingFetch& fetch : std::exchange(pending_lookups_, {})) {
-    const std::vector<PageHash>* hashes = AskedFor(fetch.owner);
-    // A session's turn since then may have been shorter.
-    if (hashes == nullptr || static_cast<size_t>(fetch.end) > hashes->size()) continue;
-    const int64_t id = next_op_++;
-    ++totals_.lookups;
-    for (int32_t index = fetch.begin; index < fetch.end; ++index) {
-      plan_->lookup.op.Push(id);
-      plan_->lookup.group.Push(0);
-      plan_->lookup.hash.Push((*hashes)[static_cast<size_t>(index)]);
-    }
-    ops_.emplace(id, LookupOp{fetch.owner, fetch.begin, fetch.end - fetch.begin});
-  }
-}
-
-// Brings what the store has and the host has not. Pages that another transfer brings already are waited for.
-void Scheduler::BeginPrefetches() {
-  for (const PendingFetch& fetch : std::exchange(pending_prefetches_, {})) {
-    const std::vector<PageHash>* hashes = AskedFor(fetch.owner);
-    if (hashes == nullptr || static_cast<size_t>(fetch.end) > hashes->size()) continue;
-    const int64_t id = next_op_;
-    PrefetchOp op{fetch.owner, {}, {}};
-    int64_t other = -1;
-    for (int32_t index = fetch.begin; index < fetch.end; ++index) {
-      const auto at = static_cast<size_t>(index);
-      const PageHash& hash = (*hashes)[at];
-      if (const HostEntry* entry = host_.Find(hash); entry != nullptr) {
-        if (entry->arriving_by() >= 0 && ops_.contains(entry->arriving_by())) other = entry->arriving_by();
-        continue;
-      }
-      HostPin pin = host_.Arrive(hash, index > 0 ? (*hashes)[at - 1] : PageHash{}, index, id);
-      if (!pin) {
-        totals_.host_full += fetch.end - index;
-        break;
-      }
-      plan_->prefetch.op.Push(id);
-      plan_->prefetch.group.Push(0);
-      plan_->prefetch.host.Push(pin.page());
-      plan_->prefetch.hash.Push(hash);
-      op.host.push_back(std::move(pin));
-    }
-    if (!op.host.empty()) {
-      ++next_op_;
-      ops_.emplace(id, std::move(op));
-    } else if (auto* followed = other < 0 ? nullptr : std::get_if<PrefetchOp>(&ops_.at(other)); followed != nullptr) {
-      followed->followers.push_back(fetch.owner);
-    } else {
-      EndFetch(fetch.owner);
-    }
-  }
-}
-
-void Scheduler::EndFetch(const RequestKey& key) {
-  if (key.session >= 0) {
-    sessions_.at(key.session).asked = false;
-    QueueSessionLoad(key.session);
-    return;
-  }
-  Request& request = *Find(key);
-  Apply(request, StoreAnswered{});
-  waiting_.emplace(request.order, &request);
-}
-
-void Scheduler::ExpireFetches() {
-  while (!fetch_deadlines_.empty() && fetch_deadlines_.front().at_us <= now_us_) {
-    const RequestKey key = fetch_deadlines_.front().request;
-    fetch_deadlines_.pop_front();
-    if (AskedFor(key) == nullptr) continue;
-    ++totals_.prefetch_timeouts;
-    Find(key)->fetch_timed_out = true;
-    EndFetch(key);
-  }
-}
-
-void Scheduler::BeginStores() {
-  for (size_t ops = 0; ops < kStoreOpsInPlan && !pending_stores_.empty(); ++ops) {
-    StoreOp op;
-    const int64_t id = next_op_;
-    while (!pending_stores_.empty() && op.host.size() < static_cast<size_t>(kStorePages)) {
-      const PageHash hash = pending_stores_.front();
-      pending_stores_.pop_front();
-      const HostEntry* entry = host_.Find(hash);
-      if (entry == nullptr || !entry->ready() || entry->stored()) continue;  // it left meanwhile
-      op.host.push_back(host_.Pin(hash));
-      plan_->store.op.Push(id);
-      plan_->store.group.Push(0);
-      plan_->store.host.Push(op.host.back().page());
-      plan_->store.hash.Push(hash);
-    }
-    if (op.host.empty()) return;
-    ++next_op_;
-    ops_.emplace(id, std::move(op));
-  }
-}
-
 // ---- answers ----
 
 void Scheduler::CacheDone(std::span<const int64_t> op_ids, std::span<const int32_t> pages) {
@@ -298,7 +171,7 @@ void Scheduler::Answer(int64_t, WriteBackOp& op, int32_t pages) {
   for (int32_t i = 0; i < pages; ++i) {
     const HostPin& pin = op.host[static_cast<size_t>(i)];
     host_.Land(pin);
-    if (config_.l3 && pin.entry().ready() && pending_stores_.size() < kMaxPendingStores) pending_stores_.push_back(pin.entry().hash());
+    QueueStore(0, pin);
   }
   op.host.clear();
   if (op.cold_since != 0) tree_.ReleaseCold(std::move(op.pin), op.cold_since);
@@ -352,45 +225,6 @@ void Scheduler::LoadAnswered(Request& request, Residence& residence, bool failed
     request.first_load_tokens = 0;
     Publish(request, residence);
     if (!adjuncts_.empty()) LoadsEnded(request, residence);
-  }
-}
-
-void Scheduler::Answer(int64_t, LookupOp& op, int32_t pages) {
-  if (pages > 0) ++totals_.lookup_hits;
-  if (AskedFor(op.owner) == nullptr) return;
-  if (int64_t{pages} * page_size_ < config_.prefetch_threshold) {
-    EndFetch(op.owner);
-    return;
-  }
-  if (Request* request = Find(op.owner); request != nullptr) request->fetch_begin = op.begin;
-  pending_prefetches_.push_back({op.owner, op.begin, op.begin + pages});
-}
-
-void Scheduler::Answer(int64_t, PrefetchOp& op, int32_t pages) {
-  totals_.pages_prefetched += pages;
-  totals_.prefetches_failed += static_cast<int64_t>(op.host.size()) - pages;
-  for (int32_t i = 0; i < pages; ++i) {
-    const HostPin& pin = op.host[static_cast<size_t>(i)];
-    host_.Land(pin);
-    host_.MarkStored(pin);
-  }
-  const int32_t end = pages == 0 ? 0 : op.host[static_cast<size_t>(pages - 1)].entry().depth() + 1;
-  op.host.clear();
-  op.followers.push_back(op.owner);
-  for (const RequestKey& key : op.followers) {
-    if (AskedFor(key) == nullptr) continue;
-    if (Request* request = Find(key); request != nullptr) request->fetch_end = std::max(request->fetch_begin, end);
-    EndFetch(key);
-  }
-}
-
-void Scheduler::Answer(int64_t, StoreOp& op, int32_t pages) {
-  totals_.pages_stored += pages;
-  totals_.stores_failed += static_cast<int64_t>(op.host.size()) - pages;
-  for (int32_t i = 0; i < pages; ++i) {
-    const HostPin& pin = op.host[static_cast<size_t>(i)];
-    host_.MarkStored(pin);
-    events_.Stored(KvMedium::kStorage, pin.entry().hash(), pin.entry().parent(), pin.entry().depth());
   }
 }
 

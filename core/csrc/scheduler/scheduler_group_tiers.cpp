@@ -98,7 +98,11 @@ void Scheduler::Answer(int64_t, AdjunctWriteOp& op, int32_t pages) {
   --moving_;
   totals_.pages_written_back += pages;
   totals_.write_backs_failed += static_cast<int64_t>(op.host.size()) - pages;
-  for (int32_t i = 0; i < pages; ++i) adjuncts_[op.place].host.Land(op.host[static_cast<size_t>(i)]);
+  for (int32_t i = 0; i < pages; ++i) {
+    const HostPin& pin = op.host[static_cast<size_t>(i)];
+    adjuncts_[op.place].host.Land(pin);
+    QueueStore(op.place + 1, pin);
+  }
   op.host.clear();
   while (!op.device.empty()) op.device.pop_back();  // the coldest last, so that it is in front
   WriteEnded(op.owner);

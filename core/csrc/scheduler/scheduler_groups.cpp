@@ -30,34 +30,9 @@ Scheduler::Blocks Scheduler::NeededAt(const AdjunctGroup& group, int32_t boundar
   return {std::min(boundary, WindowBegin(group, boundary * page_size_)), boundary};
 }
 
-// The longest boundary, at most `depth` blocks, at which this group can go on.
-int32_t Scheduler::LongestBoundary(const AdjunctGroup& group, const std::vector<PageHash>& hashes, int32_t depth, bool or_host) const {
-  if (group.kind == CacheGroupKind::kRecurrent) {
-    const int32_t step = group.interval / page_size_;
-    int32_t at = depth - depth % step;
-    while (at > 0 && !group.Has(hashes[static_cast<size_t>(at - 1)], or_host)) at -= step;
-    return at;
-  }
-  // A block that is missing cuts the boundary to its begin; those between are known to be there.
-  int32_t boundary = depth;
-  for (int32_t block = depth - 1; boundary > 0 && block >= WindowBegin(group, boundary * page_size_); --block) {
-    if (!group.Has(hashes[static_cast<size_t>(block)], or_host)) boundary = block;
-  }
-  return boundary;
-}
-
 int32_t Scheduler::ResumableDepth(const std::vector<PageHash>& hashes, int32_t depth, bool or_host, int32_t* cut_by) const {
-  for (bool cut = true; cut && depth > 0;) {
-    cut = false;
-    for (const AdjunctGroup& group : adjuncts_) {
-      const int32_t boundary = LongestBoundary(group, hashes, depth, or_host);
-      if (boundary == depth) continue;
-      cut = true;
-      if (cut_by != nullptr) *cut_by = group.index;
-      depth = boundary;
-    }
-  }
-  return depth;
+  const auto has = [&](const AdjunctGroup& group, int32_t block) { return group.Has(hashes[static_cast<size_t>(block)], or_host); };
+  return CommonBoundary(depth, has, cut_by);
 }
 
 bool Scheduler::BoundaryBetween(int32_t depth, int32_t limit) const {
@@ -283,8 +258,11 @@ void Scheduler::SettleWindow(Request& request, Residence& residence, AdjunctGrou
     hold.begin += behind;
   }
   if (config_.write_policy != WritePolicy::kThrough || !group.host.on()) return;
-  // Those of the window where the row ended, for there one may go on: not all that a long chunk has passed.
-  for (int32_t block = std::max(hold.begin, hold.written); block < std::min(hold.end(), residence.prefix.depth()); ++block) {
+  // Those of the window where the row ended, for there one may go on: not all that a long chunk has passed. The same prompt again goes on
+  // before its last token, which may be a block earlier.
+  const int32_t before_last = (request.prompt_tokens - 1) / page_size_ * page_size_;
+  const int32_t first = request.computed == request.prompt_tokens ? WindowBegin(group, before_last) : hold.begin;
+  for (int32_t block = std::max(first, hold.written); block < std::min(hold.end(), residence.prefix.depth()); ++block) {
     QueueCopy(group, request.hashes[static_cast<size_t>(block)], &request);
   }
   hold.written = std::max(hold.written, residence.prefix.depth());

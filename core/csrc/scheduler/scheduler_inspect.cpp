@@ -169,6 +169,39 @@ void Scheduler::CheckAdjuncts() const {
   }
 }
 
+// Who waits for the store waits for a transfer, or for the next plan.
+void Scheduler::CheckFetches() const {
+  const auto require = [](bool holds, const std::string& what) {
+    if (!holds) throw std::logic_error("scheduler: " + what);
+  };
+  std::unordered_map<int64_t, int32_t> waits, pending;
+  for (const auto& [id, op] : ops_) {
+    if (const auto* lookup = std::get_if<LookupOp>(&op)) ++waits[lookup->fetch];
+    if (const auto* prefetch = std::get_if<PrefetchOp>(&op)) {
+      for (const int64_t fetch : prefetch->fetches) ++waits[fetch];
+    }
+  }
+  for (const int64_t fetch : pending_lookups_) ++pending[fetch];
+  for (const int64_t fetch : pending_prefetches_) ++pending[fetch];
+  const auto check = [&](int64_t id, const RequestKey& owner, int32_t blocks, const std::string& who) {
+    const auto found = fetches_.find(id);
+    require(found != fetches_.end() && found->second.owner == owner, who + "it waits for a question that nobody asks");
+    const Fetch& fetch = found->second;
+    require(fetch.waits == waits[id], who + "the transfers that it waits for are miscounted");
+    require(fetch.waits > 0 ? pending[id] == 0 : pending[id] == 1, who + "its question is not in exactly one place");
+    require(fetch.limit <= blocks && fetch.from <= fetch.begin && fetch.begin <= fetch.limit && fetch.full <= fetch.limit, who + "it asks for more than it has");
+  };
+  for (const auto& [id, owned] : requests_) {
+    const std::string who = "request " + std::to_string(id) + ": ";
+    if (NameOf(owned->state) != StateName::kPrefetching) continue;
+    check(owned->fetch, {id, owned->order.arrival}, static_cast<int32_t>(owned->hashes.size()), who);
+  }
+  for (const auto& [id, session] : sessions_) {
+    if (session.fetch >= 0) check(session.fetch, {.session = id}, static_cast<int32_t>(session.hashes.size()), "session " + std::to_string(id) + ": ");
+  }
+  for (const auto& [id, fetch] : fetches_) require(waits.contains(id) || pending.contains(id), "a question that nobody asks is kept");
+}
+
 void Scheduler::CheckIntegrity() const {
   const auto require = [](bool holds, const std::string& what) {
     if (!holds) throw std::logic_error("scheduler: " + what);
@@ -190,6 +223,7 @@ void Scheduler::CheckIntegrity() const {
           if constexpr (requires { concrete.host; }) {
             const size_t group = [&] {
               if constexpr (requires { concrete.place; }) return concrete.place + 1;
+              else if constexpr (requires { concrete.tier; }) return concrete.tier;
               else return size_t{0};
             }();
             for (const HostPin& pin : concrete.host) ++host_pins[group][pin.page()];
@@ -208,6 +242,7 @@ void Scheduler::CheckIntegrity() const {
   require(moving == moving_, "the transfers between host and device are miscounted");
   for (const PendingWrite& write : pending_writes_) ++writes[Find(write.owner)];
   for (const PendingCopy& copy : pending_copies_) ++writes[Find(copy.owner)];
+  CheckFetches();
   host_.CheckIntegrity(host_pins[0]);
   for (const AdjunctGroup& group : adjuncts_) group.host.CheckIntegrity(host_pins[group.place + 1]);
   std::unordered_map<PageHash, int32_t, PageHashHasher> retained;

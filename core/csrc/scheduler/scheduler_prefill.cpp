@@ -136,7 +136,10 @@ HitCut Scheduler::CutOf(Request& request, int32_t reach) {
   if (!adjuncts_.empty()) {
     // The full groups have more, and a window or a state to go on behind it is missing.
     const int32_t limit = MatchLimit(request);
-    const int32_t full = host_.Match(request.hashes, tree_.Match(request.hashes, limit).depth(), limit);
+    int32_t full = host_.Match(request.hashes, tree_.Match(request.hashes, limit).depth(), limit);
+    // The store's blocks behind the last boundary that it has were not brought.
+    if (reach == request.fetch_goal) full = std::max(full, request.fetch_full);
+    if (request.fetch_timed_out && BoundaryBetween(reach, limit)) return HitCut::kStoreTimeout;
     if (full > reach) return CutByGroup(request, reach, full);
   }
   if (request.fetch_timed_out) return HitCut::kStoreTimeout;
@@ -283,7 +286,7 @@ void Scheduler::AdmitRequest(Request& request) {
     totals_.prefix_hit_tokens += request.computed;
     request.first_load_tokens = (reach - on_device) * page_size_;
     request.host_tokens = request.first_load_tokens;
-    request.storage_tokens = std::max(0, std::min(reach, request.fetch_end) - std::max(depth, request.fetch_begin)) * page_size_;
+    request.storage_tokens = std::max(0, std::min(reach, request.fetch_end) - std::max(on_device, request.fetch_begin)) * page_size_;
     totals_.host_hit_tokens += request.host_tokens;
     totals_.storage_hit_tokens += request.storage_tokens;
     request.hit_cut = CutOf(request, reach);

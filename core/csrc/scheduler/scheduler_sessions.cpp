@@ -138,12 +138,20 @@ int32_t Scheduler::PrefetchSession(int64_t session, int64_t now_us) {
   const auto found = sessions_.find(session);
   if (found == sessions_.end()) return -1;
   if (!tiers_) return 0;
-  const auto limit = static_cast<int32_t>(found->second.hashes.size());
-  const int32_t reach = ReachOf(found->second).second;
-  const int32_t pages = QueueSessionLoad(session);
-  if (!config_.l3 || int64_t{limit - reach} * page_size_ < config_.prefetch_threshold) return pages;
-  if (!std::exchange(found->second.asked, true)) pending_lookups_.push_back({{.session = session}, reach, limit});
-  return pages + limit - reach;
+  Session& kept = found->second;
+  const int32_t limit = kept.boundary;
+  const auto [position, reach] = ReachOf(kept);
+  int32_t pages = QueueSessionLoad(session);
+  if (!config_.l3) return pages;
+  const int32_t from = ResumableDepth(kept.hashes, reach);
+  if (!WorthAsking(from, limit)) return pages;
+  if (kept.fetch < 0) kept.fetch = BeginFetch({.owner = {.session = session}, .limit = limit, .from = from, .begin = reach});
+  pages = limit - position.depth();
+  for (const AdjunctGroup& group : adjuncts_) {
+    const Blocks needed = NeededAt(group, limit);
+    for (int32_t block = needed.begin; block < needed.end; ++block) pages += group.cache.Has(kept.hashes[static_cast<size_t>(block)]) ? 0 : 1;
+  }
+  return pages;
 }
 
 int32_t Scheduler::QueueSessionLoad(int64_t id) {

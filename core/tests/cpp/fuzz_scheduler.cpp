@@ -116,7 +116,7 @@ class Round {
       }
       config.write_policy = Chance(50) ? WritePolicy::kThrough : static_cast<WritePolicy>(Pick(1, 2));
       if (full && Chance(60)) config.overlap_depth = 1;  // what happens with a step in flight is the rarest
-      config.l3 = full && Chance(50);
+      config.l3 = config.groups[0].host_pages > 0 && Chance(50);
       if (!full) {
         // A hit needs all groups, and requests that come to their end; a session brought up needs one that lost its pages.
         again_percent_ = 70;
@@ -125,6 +125,14 @@ class Round {
       }
       config.prefetch_threshold = static_cast<int32_t>(Pick(1, 2 * page_size));
       config.prefetch_timeout_us = Chance(20) ? 0 : Pick(1, 2'000);
+      if (!full && config.l3) {
+        // A hit of the store needs the same prompt again after both tiers have lost it, all groups' parts of it, and answers in time.
+        again_percent_ = 95;
+        flush_percent_ = 4;
+        if (Chance(70)) config.max_row_width = 1;
+        if (Chance(80)) config.prefetch_timeout_us = Pick(2'000, 20'000);
+        if (Chance(80)) config.write_policy = WritePolicy::kThrough;
+      }
     }
     config.kv_events = Chance(50);
     config.retain_percent = static_cast<int32_t>(Pick(sessions_percent_ > 0 ? 60 : 0, 100));
@@ -160,6 +168,10 @@ class Round {
     now_us_ += Pick(0, 50);
     if (executor_.tiers().in_flight() > 0 && Chance(executor_.tiers().in_flight() > 6 ? 40 : 20)) {
       AnswerTransfers(Pick(1, 3));
+      return;
+    }
+    if (flush_percent_ > 0 && Chance(flush_percent_)) {
+      (void)scheduler_.FlushCache();
       return;
     }
     if (sessions_percent_ > 0 && Chance(sessions_percent_)) {
@@ -258,6 +270,9 @@ class Round {
     for (const int32_t group : plan.write_back.group) {
       if (group > 0) ++tally_.calls["page of a window or state copied to the host"];
     }
+    for (const int32_t group : plan.lookup.group) tally_.calls[group > 0 ? "page of a window or state looked up" : "block looked up"] += 1;
+    for (const int32_t group : plan.prefetch.group) tally_.calls[group > 0 ? "page of a window or state prefetched" : "block prefetched"] += 1;
+    for (const int32_t group : plan.store.group) tally_.calls[group > 0 ? "page of a window or state stored" : "block stored"] += 1;
     for (size_t i = 0; i < plan.load_back.group.size(); ++i) {
       if (plan.load_back.group[i] == 0) continue;
       ++tally_.calls[plan.load_back.row[i] < 0 ? "page of a window or state brought up for a session" : "page of a window or state loaded for a row"];
@@ -375,6 +390,8 @@ class Round {
     if (stats.host_pages_total.back() > 0 && !TellsFull(stats.host_pages_total.size() - 1)) {
       tally_.calls["token of several groups that the host had"] += stats.host_hit_tokens;
       tally_.calls["request of several groups that was reloaded"] += stats.reloads;
+      tally_.calls["token of several groups that the store had"] += stats.storage_hit_tokens;
+      tally_.calls["deadline of several groups that passed"] += stats.prefetch_timeouts;
     }
     (void)scheduler_.FlushCache();
     for (size_t group = 0; group < scheduler_.config().groups.size(); ++group) {
@@ -393,6 +410,7 @@ class Round {
   bool pressed_ = false;
   int again_percent_ = 30;    // prompts that others have as well
   int sessions_percent_ = 0;  // operations that bring a session up, beside those below
+  int flush_percent_ = 0;     // operations that flush, beside those below
   int good_percent_ = 85;
   Scheduler scheduler_;
   ExecutorModel executor_;

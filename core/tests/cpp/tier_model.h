@@ -35,6 +35,8 @@ class TierModel {
       const auto host_pages = static_cast<size_t>(group.host_pages);
       groups_.push_back({cells, device[g], Content(host_pages * cells, 0), std::vector<Use>(static_cast<size_t>(group.num_pages)),
                          std::vector<Use>(host_pages), g == 0 || group.kind != CacheGroupKind::kFull});
+      // What the store brought is seen by rows whose loads come whole.
+      if (config.l3 && group.kind != CacheGroupKind::kFull) whole_loads_percent_ = 85;
     }
   }
 
@@ -202,7 +204,7 @@ class TierModel {
   void Copy(Transfer& transfer, const Pick& pick) {
     if (transfer.good >= 0) return;
     const auto count = static_cast<int64_t>(transfer.pages.size());
-    int64_t good = pick(0, 99) < (transfer.kind == Kind::kLoadBack ? 40 : 80) ? count : pick(0, count - 1);
+    int64_t good = pick(0, 99) < (transfer.kind == Kind::kLoadBack ? whole_loads_percent_ : 80) ? count : pick(0, count - 1);
     if (transfer.kind == Kind::kLookup || transfer.kind == Kind::kPrefetch) {
       int64_t there = 0;
       while (there < count && stored_.contains(KeyOf(transfer.pages[static_cast<size_t>(there)]))) ++there;
@@ -232,6 +234,7 @@ class TierModel {
   std::set<int64_t> seen_;
   std::set<int64_t> failed_loads_;
   uint64_t garbage_ = 0;
+  int whole_loads_percent_ = 40;
 };
 
 // Replays KV events: what each tier holds by its own account.

@@ -189,14 +189,9 @@ def host_pages_of(assembly: Assembly, pool: KVPool, *, ranks: int, pinned: bool)
         pinned: the memory is taken at once. Otherwise it is as pages are first written, and what other ranks asked for does not show yet.
 
     Raises:
-        ConfigError: no host page can be had where one is asked for, or more than the machine has or can give; a store that cannot serve the model.
+        ConfigError: no host page can be had where one is asked for, or more than the machine has or can give.
     """
     config = assembly.config
-    if config.kvstore is not None and (other := [group.kind for group in pool.groups if not group.keeps_all]):
-        raise ConfigError(
-            f"--kvstore {config.kvstore}: a KV store serves models with full attention alone so far, and this one has {' and '.join(other)} layers; "
-            "leave it out, and give --kvstore-ratio or --kvstore-size for a host tier without one"
-        )
     ratio, size = tier_size(config)
     page_bytes = [
         sum(part_bytes(tensor) for _, tensors in pool.page_tensors(group) for tensor in tensors)

@@ -13,11 +13,13 @@ import torch
 from hybrid import GROUPS, HostileCopies, HybridHashModel, TwinHashModel, continuation, prompts
 
 from tokenspeed.config import EngineConfig
+from tokenspeed.engine import tiers
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.kv_events.batching import events_of
 from tokenspeed.engine.local import LocalEngine
 from tokenspeed.engine.report import capacity_text
 from tokenspeed.errors import ConfigError
+from tokenspeed.interfaces.kvstore import KVStoreContext
 from tokenspeed.messages import SamplingParams
 from tokenspeed.runtime.graphs import DecodeGraphs
 from tokenspeed.runtime.mixed_graphs import MixedGraphs
@@ -183,6 +185,72 @@ def test_full_groups_in_lockstep_come_back_whole_from_host_and_store(
     assert (stats.reloads > 0) == (failing > 0)
 
 
+#: The deadline is none that a call of these tests should come near to.
+STORE: dict[str, Any] = {"kvstore": "memory", "prefetch_threshold": 8, "kvstore_timeout_ms": 60_000.0}
+
+
+@OVERLAP
+@pytest.mark.parametrize("failing", [0.0, 0.25])
+def test_windows_and_states_come_back_from_the_store_when_device_and_host_have_lost_them(
+    make: Make, failing: float, overlap: bool
+) -> None:
+    rig = make(failing=failing, overlap=overlap, **STORE)
+    asked = prompts(12, seed=1)
+    rounds(rig, asked)
+    for turn in range(3, 6):
+        assert rig.ask("flush_cache").ok
+        rounds(rig, asked, times=1, first=turn)
+    stats, counters = rig.scheduler.stats(), rig.cache.store.counters
+    assert stats.storage_hit_tokens > 0
+    assert (stats.prefetches_failed, counters.bad, counters.lost) == (0, 0, 0)
+    assert (stats.reloads > 0) == (failing > 0)
+
+
+def test_a_prompt_goes_on_at_the_last_boundary_that_the_store_has_for_every_group(make: Make) -> None:
+    """Its blocks reach to 44, its last state stands at 40; what is behind that is not brought."""
+    rig = make(pages=(64, 48, 24), **STORE)
+    prompt = list(range(45))
+    rig.add(1, prompt, max_new_tokens=1)
+    rig.run()
+    assert rig.ask("flush_cache").ok
+    rig.add(2, prompt, max_new_tokens=9)
+    rig.run()
+    assert rig.tokens(2) == continuation(prompt, 9)
+    stats = rig.last(2).stats
+    assert (stats.cached_tokens, stats.host_tokens, stats.storage_tokens) == (40, 40, 40)
+    assert rig.scheduler.stats().pages_prefetched == 10 + 2 + 1
+
+
+@pytest.mark.parametrize("group", [0, 1, 2])
+@pytest.mark.parametrize("how", ["gone", "garbage"])
+def test_a_part_of_one_group_that_the_store_has_lost_or_damaged_changes_no_token(
+    make: Make, group: int, how: str
+) -> None:
+    """What is gone moves the boundary up before anything is brought; what is damaged is found when it comes, and remembered."""
+    rig = make(pages=(64, 48, 24), **STORE)
+    prompt = list(range(45))
+    rig.add(1, prompt, max_new_tokens=1)
+    rig.run()
+    assert rig.ask("flush_cache").ok
+    guard = rig.cache.store
+    frames, space = guard.lanes[0].call(lambda turn: turn.store, 5.0)._kept.frames, guard.namespaces[group].id
+    names = rig.scheduler.calc_rolling_hash(prompt)
+    last = (space, bytes(names[9]))  # the tenth block: of the full groups, the window before 40, and the state there
+    assert last in frames
+    if how == "gone":
+        del frames[last]
+    else:
+        frames[last] = bytes(len(frames[last]))
+    for rid in (2, 3):
+        rig.add(rid, prompt, max_new_tokens=9)
+        rig.run()
+        assert rig.tokens(rid) == continuation(prompt, 9)
+        assert rig.ask("flush_cache").ok
+    assert rig.last(2).stats.storage_tokens < 40
+    assert guard.counters.bad == (1 if how == "garbage" else 0)
+    assert rig.scheduler.stats().prefetches_failed == guard.counters.bad
+
+
 @OVERLAP
 def test_copies_of_a_thread_bring_the_same(make: Make, overlap: bool) -> None:
     """As an engine on a CPU has them."""
@@ -316,6 +384,28 @@ def test_a_real_model_of_several_kinds_gives_the_same_tokens_from_the_host(toy: 
     assert {group.kind for group in stats.groups} == {"full", "window", "recurrent"}
 
 
+@pytest.mark.parametrize("types", [TYPES, WITHOUT_FULL], ids=["with full attention", "without"])
+def test_a_restart_finds_windows_and_states_in_the_store(
+    toy: Toy, types: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second engine over the same store."""
+    shared: dict[str, Any] = {}
+    monkeypatch.setattr(tiers, "KVStoreContext", lambda **fields: KVStoreContext(**{**fields, "shared": shared}))
+    asked = [[*prompt, *prompt, *prompt] for prompt in ASKED[:4]]
+    plain = toy(types, max_total_tokens=4096, enable_prefix_caching=False, max_num_seqs=1)
+    alone = [drawn(plain, [prompt])[0] for prompt in asked]
+    settings: dict[str, Any] = {**STORE, "max_total_tokens": 800, "max_num_seqs": 4, "kvstore_ratio": 4.0}
+    first = toy(types, **settings)
+    assert drawn(first, asked) == alone
+    first.close()
+    again = toy(types, **settings)
+    assert drawn(again, asked) == alone
+    stats = again.control("stats").result
+    assert stats.tiers.storage_hit_tokens > 0
+    assert stats.tiers.bad_pages == 0
+    assert min(group.loaded_back for group in stats.groups if group.kind != "full") > 0
+
+
 def test_a_model_without_full_attention_has_its_budget_for_windows_and_states(toy: Toy) -> None:
     """Blocks cost nothing there, and there are enough of them to name what the others keep."""
     engine = toy(WITHOUT_FULL, kv_cache_memory_bytes=4 << 20, max_num_seqs=8, max_model_len=1024, kvstore_ratio=1.5)
@@ -348,10 +438,6 @@ def test_the_running_engine_says_what_each_group_has(toy: Toy) -> None:
         (
             {"kvstore_ratio": 0.01},
             r"--kvstore-ratio: the host tier holds \d of 3 times 1024 bytes, .* page of a window of 10 tokens of use",
-        ),
-        (
-            {"kvstore": "memory"},
-            "--kvstore .*memory: a KV store serves models with full attention alone so far, .* window and rec",
         ),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: the model's recurrent states are of the cache's type"),
         ({"block_size": 32}, "--block-size 32: the model's states can be kept every 16 tokens"),

@@ -237,6 +237,8 @@ class GroupMachine(TierMachine):
         interval=st.integers(0, 3),
         spare=st.integers(0, 8),
         group_host=st.integers(0, 12),
+        l3=st.booleans(),
+        threshold=st.integers(1, 8),
     )
     def start(  # type: ignore[override]
         self,
@@ -251,6 +253,8 @@ class GroupMachine(TierMachine):
         interval: int,
         spare: int,
         group_host: int,
+        l3: bool,
+        threshold: int,
     ) -> None:
         further = []
         if window:
@@ -269,7 +273,8 @@ class GroupMachine(TierMachine):
         self.engine = Engine(
             make_config(
                 page=page, pages=pages, seqs=seqs, budget=budget, overlap=overlap, model_len=60, host=host,
-                further=further, write_policy=policy, kv_events=True,
+                further=further, write_policy=policy, l3=l3 and host > 0, prefetch_threshold=threshold,
+                prefetch_timeout_us=20, kv_events=True,
             )
         )  # fmt: skip
         self.submitted = 0

@@ -59,7 +59,7 @@ def test_what_the_device_lost_comes_back_from_the_host_and_after_a_restart_from_
     assert (info.cached_tokens, info.storage_tokens) == (40, 0)
     assert info.host_tokens > 0
     stored = engine.tiers.stored
-    assert engine.scheduler.calc_rolling_hash(list(range(41)))[9].tobytes() in stored
+    assert (0, engine.scheduler.calc_rolling_hash(list(range(41)))[9].tobytes()) in stored
 
     restarted = Engine(config)
     restarted.tiers.stored = stored

@@ -43,7 +43,7 @@ class Tiers:
         self.sizes = sizes
         self.device = device
         self.host: list[dict[tuple[int, int], object]] = [{} for _ in sizes]
-        self.stored: dict[bytes, Page] = {}
+        self.stored: dict[tuple[int, bytes], Page] = {}  # by group and block
         self.open: dict[int, Transfer] = {}
         self.lost: set[int] = set()  # load backs that were answered as failed
         self.last = 0
@@ -125,7 +125,7 @@ class Tiers:
         good = min(wanted, transfer.pages)
         if transfer.kind in ("lookup", "prefetch"):
             there = 0
-            while there < transfer.pages and transfer.hashes[there] in self.stored:
+            while there < transfer.pages and (transfer.group, transfer.hashes[there]) in self.stored:
                 there += 1
             good = min(good, there)
         for i in range(good):
@@ -134,9 +134,9 @@ class Tiers:
             elif transfer.kind == "load_back":
                 self.write(self.device, transfer.group, transfer.device[i], transfer.source[i])
             elif transfer.kind == "prefetch":
-                self.write(self.host, transfer.group, transfer.host[i], self.stored[transfer.hashes[i]])
+                self.write(self.host, transfer.group, transfer.host[i], self.stored[transfer.group, transfer.hashes[i]])
             elif transfer.kind == "store":
-                known = self.stored.setdefault(transfer.hashes[i], transfer.source[i])
+                known = self.stored.setdefault((transfer.group, transfer.hashes[i]), transfer.source[i])
                 assert known == transfer.source[i], "a page is stored under the name of another"
         transfer.good = good
         return good
