@@ -27,7 +27,7 @@ def print_report(result: dict[str, Any], console: Console) -> None:
     config = result["config"]
     console.print(
         f"[bold]{config['model']}[/bold] at {config['base_url']}: {config['workload']}, {result['requests']} requests, "
-        f"at most {config['max_concurrency']} at once"
+        f"at most {min(config['max_concurrency'], config['sessions'])} at once"
         + (f", {config['request_rate']:g} sessions/s" if config["request_rate"] else "")
     )
     totals = Table(show_header=False, box=None, pad_edge=False)

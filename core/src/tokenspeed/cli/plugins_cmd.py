@@ -85,7 +85,8 @@ def _contributes(record: PluginRecord) -> str:
     parts = []
     for kind, amount in kinds.items():
         names = [c.spec.name for c in record.contributions if kind == c.spec.KIND]
-        parts.append(f"{kind} {', '.join(names)}" if amount <= 3 else f"{amount} {kind}s")
+        distinct = len(set(names)) == amount  # a solution's kernels all have its name
+        parts.append(f"{kind} {', '.join(names)}" if amount <= 3 and distinct else f"{amount} {kind}s")
     return "; ".join(parts)
 
 
