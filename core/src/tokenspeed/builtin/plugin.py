@@ -70,4 +70,13 @@ def tokenspeed_kv_stores() -> list[KVStoreSpec]:
 @hookimpl
 def tokenspeed_options() -> list[OptionSpec]:
     """Options of the built-ins."""
-    return [OptionSpec(name="memory_store_mb", type=int, default=1024, minimum=1, help="cap of the KV store memory")]
+    return [
+        OptionSpec(
+            name="memory_store_mb",
+            type=int,
+            default=1024,
+            minimum=1,
+            maximum=1 << 30,
+            help="cap of the KV store memory",
+        )
+    ]

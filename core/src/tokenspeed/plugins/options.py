@@ -16,6 +16,8 @@ __all__ = ["check_option", "hide_given", "hide_values", "option_owner", "parse_o
 _HIDDEN = "***"
 
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+#: What plugins may hand on to compiled code, whatever bounds of their own they declare.
+_INT64 = (-(1 << 63), (1 << 63) - 1)
 _TYPES: tuple[type, ...] = (int, float, str, bool)
 
 
@@ -35,6 +37,8 @@ def _fault(spec: OptionSpec, value: Any) -> str:
     if spec.choices and value not in spec.choices:
         return f"is {value!r}; choose from {', '.join(str(choice) for choice in spec.choices)}"
     if isinstance(value, (int, float)):
+        if type(value) is int and not _INT64[0] <= value <= _INT64[1]:
+            return f"is {value!r}, which no 64 bits hold"
         if spec.minimum is not None and value < spec.minimum:
             return f"is {value!r}; the least is {spec.minimum:g}"
         if spec.maximum is not None and value > spec.maximum:

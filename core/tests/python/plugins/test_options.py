@@ -121,3 +121,10 @@ def test_secrets_are_hidden_wherever_values_are_shown() -> None:
     values = {"kvstore-x": {"url": "x://:pw@host", "prefix": "p"}, "other": {"url": "shown"}}
     assert hide_values(declared, values) == {"kvstore-x": {"url": "***", "prefix": "p"}, "other": {"url": "shown"}}
     assert hide_values(declared, {"kvstore-x": {"url": "none"}}) == {"kvstore-x": {"url": "none"}}
+
+
+@pytest.mark.parametrize("text", ["99999999999999999999", "-99999999999999999999"])
+def test_a_whole_number_that_no_64_bits_hold_is_refused_by_name(text: str) -> None:
+    """Whatever bounds the plugin declares: what reads the option may be compiled code."""
+    with pytest.raises(ConfigError, match=f"--set flashinfer.workspace_mb: the value is {text}, which no 64 bits hold"):
+        resolve_options([option()], {"flashinfer.workspace_mb": text})
