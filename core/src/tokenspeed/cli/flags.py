@@ -378,7 +378,7 @@ SERVING_FLAGS: tuple[Flag, ...] = (
         name="drain-timeout-s",
         group="server",
         help="seconds that SIGTERM waits for running requests",
-        read=number(0),
+        read=number(0, 604800),
         metavar="S",
     ),
     Flag(

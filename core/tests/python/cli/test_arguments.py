@@ -355,6 +355,12 @@ def test_an_empty_key_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPa
         (("--kvstore-size", "0"), "--kvstore-size: 0 is below 1; write bytes"),
         (("--kvstore-ratio", "inf"), "--kvstore-ratio: inf is not a finite number"),
         (("--kvstore-ratio", "nan"), "--kvstore-ratio: nan is not a finite number"),
+        (("--drain-timeout-s", "1e20"), "--drain-timeout-s: 1e20 is above 604800"),
+        (("--max-n", "9" * 20), "--max-n: 99999999999999999999 is above 9223372036854775807"),
+        (("--max-logprobs", "9" * 20), "--max-logprobs: 99999999999999999999 is above 9223372036854775807"),
+        (("--max-pending-requests", "9" * 20), "--max-pending-requests: 99999999999999999999 is above"),
+        (("--max-body-bytes", "9" * 20), "--max-body-bytes: 99999999999999999999 is above"),
+        (("--max-body-bytes", "9" * 12 + "T"), "--max-body-bytes: '999999999999T' is above 9223372036854775807"),
         (("--kvstore-write-policy", "write-trough"), "invalid choice: 'write-trough'; did you mean 'write-through'"),
     ],
 )
