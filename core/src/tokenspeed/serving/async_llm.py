@@ -274,13 +274,15 @@ class AsyncLLM:
     def aborted(self, generation: Generation, reason: str) -> None:
         """Drop the choices that are alive and tell the engine at once."""
         now = time.monotonic()
+        # Where the engine failed one choice, that one is the error; its siblings are ended because of it.
+        ours = reason == "error" and all(choice.finish != "error" for choice in generation.choices)
         for choice in generation.choices:
             if choice.finish:
                 continue
             if self._live.pop(choice.rid, None) is not None:
                 self._closing.add(choice.rid)
                 self._tell_abort(choice.rid, reason)
-            self._end(choice, "abort", now)
+            self._end(choice, "error" if ours else "abort", now)
 
     def _died(self, error: EngineError) -> None:
         choices, self._live = list(self._live.values()), {}

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tokenspeed.interfaces.parser import ParserContext, ParserDelta
 from tokenspeed.interfaces.parsing import ChoiceParser, is_complete
 from tokenspeed.serving.constraint import HeldCalls
 
-__all__ = ["ChoiceText", "Told", "parser_context"]
+__all__ = ["ChoiceText", "Told", "contained", "parser_context"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def contained(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """The result of a parser's code, which may raise anything: what would end the server (``SystemExit``) fails its request alone.
+
+    Raises:
+        RuntimeError: it raised what is neither an ``Exception`` nor a signal to this task.
+    """
+    try:
+        return call(*args, **kwargs)
+    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"a parser raised {type(error).__name__}: {error}") from error
 
 
 class Told(NamedTuple):
@@ -60,10 +78,10 @@ class ChoiceText:
         """
         if self._parser is None:
             return Told(text)
-        told = self._take(self._parser.feed(text, spans)) if text else Told("")
+        told = self._take(contained(self._parser.feed, text, spans)) if text else Told("")
         if not last:
             return told
-        rest = self._take(self._parser.finish())
+        rest = self._take(contained(self._parser.finish))
         content = told.content if self._calls_only else told.content + rest.content
         return Told(content, told.reasoning + rest.reasoning, [*told.calls, *rest.calls])
 

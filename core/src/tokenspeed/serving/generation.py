@@ -213,7 +213,7 @@ class GenerationOwner(Protocol):
         """A stop string ended ``choice``: the engine must end it too."""
 
     def finished(self, choice: Choice) -> None:
-        """The last output of ``choice`` was taken."""
+        """The last output of ``choice`` was taken, and its reader asked on or left."""
 
     def aborted(self, generation: Generation, reason: str) -> None:
         """Nobody waits for the choices any more."""
@@ -231,6 +231,8 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._failure: TokenSpeedError | None = None
         self._open = 0
+        # Ended, and their last deltas are in the reader's hands: it may still fail over them.
+        self._told: list[Choice] = []
         self._eager = request.streaming or bool(request.stop)
 
     def add(self, choice: Choice) -> None:
@@ -256,10 +258,20 @@ class Generation:
 
     def abort(self, reason: str) -> None:
         """Nobody reads on (``reason`` says why: ``disconnect``, ``error``): end all choices in the engine at once; ``next`` returns ``None`` from now on."""
-        if not self.abort_reason and self._open:
+        lost = [choice for choice in self._told if reason == "error" and choice.finish != "error"]
+        for choice in lost:
+            choice.finish = ""  # the engine ended it, and its answer is lost here
+            self._told.remove(choice)
+        self._settle()
+        if not self.abort_reason and (self._open or lost):
             self.abort_reason = reason
             self._owner.aborted(self, reason)
             self._wake()
+
+    def _settle(self) -> None:
+        told, self._told = self._told, []
+        for choice in told:
+            self._owner.finished(choice)
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -272,6 +284,7 @@ class Generation:
         Raises:
             TokenSpeedError: the engine died, or the server gave the generation up.
         """
+        self._settle()
         while True:
             if self.abort_reason or not self._open:
                 return None
@@ -284,7 +297,7 @@ class Generation:
                         continue
                     if delta.finish:
                         self._open -= 1
-                        self._owner.finished(choice)
+                        self._told.append(choice)
                     deltas.append(delta)
                 if deltas:
                     return deltas

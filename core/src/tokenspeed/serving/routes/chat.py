@@ -16,7 +16,7 @@ from tokenspeed.interfaces.reasoning import ReasoningContext, ReasoningParser
 from tokenspeed.interfaces.renderer import Renderer
 from tokenspeed.messages import Grammar
 from tokenspeed.serving.body import read_json
-from tokenspeed.serving.choice_text import ChoiceText, parser_context
+from tokenspeed.serving.choice_text import ChoiceText, contained, parser_context
 from tokenspeed.serving.constraint import Constraint, HeldCalls, chat_grammar, check_fields
 from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
 from tokenspeed.serving.generation import GenerationRequest
@@ -215,7 +215,7 @@ def _grammar(
     context: ServerContext, held: Constraint, prompt: str, markers: Mapping[str, int]
 ) -> tuple[Grammar | None, HeldCalls | None]:
     parser = context.reasoning_parser
-    reasoning = None if parser is None else parser(ReasoningContext(prompt_tail=prompt[-4096:]))
+    reasoning = None if parser is None else contained(parser, ReasoningContext(prompt_tail=prompt[-4096:]))
     return chat_grammar(held, context.grammar_checker, reasoning, markers)
 
 
@@ -225,5 +225,5 @@ def _choice_text(
     """The parsers of one choice. Where no calls are looked for, a parser that reads both leaves the reasoning to the family's other one."""
     if parser is None and context.reasoning_parser is None:
         return ChoiceText(None)
-    made = ChoiceParser(context.reasoning_parser, parser, about)
+    made = contained(ChoiceParser, context.reasoning_parser, parser, about)
     return ChoiceText(made, parallel=body.parallel_tool_calls, calls_only=forced and parser is not None)
