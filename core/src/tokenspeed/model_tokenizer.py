@@ -11,6 +11,8 @@ from tokenspeed.serving.tokenizer import HFTokenizer, NoTokenizer, Tokenizer, lo
 
 __all__ = ["check_tokenizer", "make_tokenizer", "renderer_asked"]
 
+_MAX_TEMPLATE_BYTES = 16 << 20
+
 
 def renderer_asked(renderer: str | None, chat_template: str | None) -> str | None:
     """``--renderer`` beside ``--chat-template``: a template that was given stands for a renderer that was not.
@@ -38,6 +40,8 @@ def check_tokenizer(path: str | None, *, chat_template: str | None = None) -> No
         return
     if not Path(path).exists():
         raise ConfigError(f"--tokenizer {path}: there is no such file or directory")
+    if not Path(path).is_file() and not Path(path).is_dir():
+        raise ConfigError(f"--tokenizer {path}: is neither a regular file nor a directory")
     if Path(path).is_dir() and not (Path(path) / "tokenizer.json").is_file():
         raise ConfigError(f"{path} holds no tokenizer.json; give a directory that has one with --tokenizer")
 
@@ -84,7 +88,12 @@ def make_tokenizer(
 def _read_template(file: str | None) -> str | None:
     if file is None:
         return None
+    path = Path(file)
+    if path.exists() and not path.is_file():  # a device has no end
+        raise ConfigError(f"--chat-template {file}: is no regular file")
     try:
-        return Path(file).read_text(encoding="utf-8")
+        if path.stat().st_size > _MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"--chat-template {file}: is larger than {_MAX_TEMPLATE_BYTES} bytes")
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--chat-template {file}: cannot be read: {error}") from error

@@ -21,6 +21,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
     reader = readers.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"--config {path}: the name must end in {', '.join(readers)}")
+    if path.exists() and not path.is_file():  # a device has no end
+        raise ConfigError(f"--config {path}: is no regular file")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -21,6 +21,7 @@ from tokenspeed.errors import ConfigError
 __all__ = ["KernelTimes", "Measurement", "device_key"]
 
 _FORMAT = 1
+_MAX_BYTES = 64 << 20
 _VERSIONS = ("torch", "triton")
 
 
@@ -109,8 +110,13 @@ def _identity(operation: str, dtype: str, shape: Mapping[str, int], layout: str,
 
 
 def _read(path: str) -> dict[str, Any]:
+    file = Path(path)
+    if file.exists() and not file.is_file():  # a device has no end
+        raise ConfigError(f"--kernel-times {path}: is no regular file")
     try:
-        whole = json.loads(Path(path).read_text())
+        if file.stat().st_size > _MAX_BYTES:
+            raise ConfigError(f"--kernel-times {path}: is larger than {_MAX_BYTES} bytes")
+        whole = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"kernel times {path} cannot be read: {error}") from error
     if not isinstance(whole, dict) or whole.get("format") != _FORMAT or not isinstance(whole.get("devices"), dict):
