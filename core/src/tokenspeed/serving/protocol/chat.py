@@ -27,6 +27,7 @@ __all__ = [
 
 _MIN_ENTRIES = 1024
 _MAX_TOOLS = 1024
+_MAX_TEMPLATE_KWARGS = 1000
 _RESERVED_KWARGS = ("messages", "tools", "documents", "add_generation_prompt", "chat_template")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -159,7 +160,12 @@ def parse_chat(value: Mapping[str, Any]) -> ChatRequest:
 
 
 def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Raises ``RequestError`` for names that a request gives in fields of their own, or not at all."""
+    """Raises ``RequestError`` for names that a request gives in fields of their own, or not at all, and for too many of them."""
+    if len(kwargs) > _MAX_TEMPLATE_KWARGS:
+        raise RequestError(
+            f"chat_template_kwargs: at most {_MAX_TEMPLATE_KWARGS} entries, got {len(kwargs)}",
+            param="chat_template_kwargs",
+        )
     for name in _RESERVED_KWARGS:
         if name in kwargs:
             raise RequestError(f"chat_template_kwargs: {name} cannot be given this way", param="chat_template_kwargs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -57,6 +58,11 @@ def parse_completion(value: Mapping[str, Any]) -> CompletionRequest:
     Raises:
         RequestError: naming the field.
     """
+    given = value.get("prompt")
+    if isinstance(given, list) and len(given) > _MAX_PROMPTS:  # before rows are made of them
+        rows = (row for row in given if type(row) is not int)
+        if next(islice(rows, _MAX_PROMPTS, None), None) is not None:
+            raise RequestError(f"prompt: at most {_MAX_PROMPTS} prompts in one request", param="prompt")
     request = parse_object(value, CompletionRequest, REFUSED_COMPLETION)
     if request.max_tokens == 0 and (request.response_format or request.structured_outputs):
         raise RequestError("max_tokens: 0 writes no answer that could have a form", param="max_tokens")
