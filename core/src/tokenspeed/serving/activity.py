@@ -7,12 +7,15 @@ from pathlib import Path
 
 __all__ = ["ProcessActivity"]
 
+#: Time between two looks for which threads waited for a processor that counts: one that sleeps and wakes on a quiet machine waits for microseconds.
+_STARVED_NS = 100_000_000
+
 
 class ProcessActivity:
     """CPU time of processes and of their children (compilers), read from ``/proc`` (Linux); elsewhere nothing is known and no process counts as active.
 
-    A process that waits for a processor, or for the disk, counts as active: a loaded machine is slow, not hung. Where one is stopped by a signal none
-    does: the others can only wait for it.
+    A process with a thread that waits for a processor, or for the disk, counts as active: a loaded machine is slow, not hung. Where one is stopped by a signal
+    none does: the others can only wait for it.
 
     Args:
         pids: the processes to watch.
@@ -23,6 +26,7 @@ class ProcessActivity:
         self._folders = [root / str(pid) for pid in pids]
         self._root = root
         self._ticks = -1
+        self._waited: dict[Path, int] = {}
 
     def progressed(self) -> bool:
         """Whether any of them used CPU time since the last call, or would if it could; the first call only looks."""
@@ -30,9 +34,15 @@ class ProcessActivity:
         if any(state == "T" for state, _ in looks):
             return False
         looks += [_look(self._root / child / "stat") for folder in self._folders for child in _children(folder)]
-        ticks = sum(ticks for _, ticks in looks)
+        threads = [thread for folder in self._folders for thread in _threads(folder)]
+        states = [state for state, _ in looks] + [_look(thread / "stat")[0] for thread in threads]
+        ticks, waited = sum(ticks for _, ticks in looks), {thread: _waited_ns(thread) for thread in threads}
         before, self._ticks = self._ticks, ticks
-        return before >= 0 and (ticks > before or any(state in ("R", "D") for state, _ in looks))
+        starved = sum(max(0, ns - self._waited.get(thread, ns)) for thread, ns in waited.items())
+        self._waited = waited
+        return before >= 0 and (
+            ticks > before or starved >= _STARVED_NS or any(state in ("R", "D") for state in states)
+        )
 
 
 def _look(file: Path) -> tuple[str, int]:
@@ -42,6 +52,21 @@ def _look(file: Path) -> tuple[str, int]:
         return fields[0], int(fields[11]) + int(fields[12])
     except (OSError, ValueError, IndexError):
         return "", 0
+
+
+def _threads(folder: Path) -> list[Path]:
+    try:
+        return list((folder / "task").iterdir())
+    except OSError:
+        return []
+
+
+def _waited_ns(thread: Path) -> int:
+    """Nanoseconds that a thread was ready to run and did not, the second figure of ``schedstat``; 0 where the kernel keeps none."""
+    try:
+        return int((thread / "schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _children(folder: Path) -> list[str]:

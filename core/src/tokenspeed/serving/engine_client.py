@@ -270,6 +270,8 @@ class EngineClient:
         hung = idle >= self._hung_after_s or silence >= self._busy_limit_s
         if hung and not self.hung:
             _log.error("The engine has not answered for %.1f s: it hangs; /health answers 503 until it does", silence)
+        if self.hung and not hung:
+            _log.warning("The engine is well again: it answers or is at work")
         self.hung = hung
 
 

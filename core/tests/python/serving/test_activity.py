@@ -79,3 +79,26 @@ def test_the_work_of_a_child_counts(tmp_path: Path) -> None:
     activity.progressed()
     processes.put(9, "S", 20)
     assert activity.progressed()
+
+
+def test_a_thread_that_waits_for_a_processor_counts(tmp_path: Path) -> None:
+    """The main thread may sleep while the one that answers is starved; one stopped process is hung all the same."""
+    processes = Processes(tmp_path)
+    processes.put(7, "S", 10)
+    thread = tmp_path / "7" / "task" / "71"
+    thread.mkdir()
+    line = "71 (x) {} 1 1 1 0 -1 0 0 0 0 0 5 0 0 0 20 0 1 0"
+    (thread / "stat").write_text(line.format("S"))
+    (thread / "schedstat").write_text("1000 5000 3")
+    activity = ProcessActivity([7], tmp_path)
+    activity.progressed()
+    assert not activity.progressed()
+    (thread / "schedstat").write_text("1000 50000 4")  # a wake-up
+    assert not activity.progressed()
+    (thread / "schedstat").write_text("1000 400050000 5")
+    assert activity.progressed()
+    assert not activity.progressed()
+    (thread / "stat").write_text(line.format("R"))
+    assert activity.progressed()
+    processes.put(7, "T", 10)
+    assert not activity.progressed()
