@@ -243,7 +243,7 @@ def _by_name(
     known = sorted({spelling for c in candidates for spelling in names(c.spec)})
     broken = "".join(f"\nplugin {plugin} is broken and may have offered it: {cause}" for plugin, cause in excluded)
     raise ConfigError(
-        f"{asked_by} {name}: no such {slot}{did_you_mean(name, known)}; installed and active: {', '.join(known) or 'none'}{broken}"
+        f"{asked_by} {name or repr(name)}: no such {slot}{did_you_mean(name, known)}; installed and active: {', '.join(known) or 'none'}{broken}"
     )
 
 

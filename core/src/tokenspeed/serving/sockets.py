@@ -60,7 +60,7 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+        raise ConfigError(f"cannot listen on {host or repr(host)}:{port}: {error}") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -68,5 +68,7 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
         bound.setblocking(False)
     except (OSError, OverflowError) as error:
         bound.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another with {flag}") from error
+        raise ConfigError(
+            f"cannot listen on {host or repr(host)}:{port}: {error}; choose another with {flag}"
+        ) from error
     return bound
