@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tokenspeed_plugin_parsers_hermes.parser import HermesToolParser
 
@@ -51,9 +53,9 @@ async def error_counted(server: Running) -> None:
     ],
     ids=["tools quit", "tools quit at the end", "tools fail", "reasoning quits"],
 )
-async def test_a_parser_that_raises_fails_its_request_alone(parsers: dict[str, type], stream: bool) -> None:
+async def test_a_parser_that_raises_fails_its_request_alone(parsers: dict[str, Any], stream: bool) -> None:
     async with running("hello", **parsers) as server:
-        fields = {"tools": TOOLS} if "tool_parser" in parsers else {}
+        fields: dict[str, Any] = {"tools": TOOLS} if "tool_parser" in parsers else {}
         response = await server.chat(stream=stream, **fields)
         if response.status_code == 200:
             assert stream
