@@ -84,13 +84,13 @@ void AdjunctCache::Drop(const PageHash& hash, bool record) noexcept {
   if (found == entries_.end()) return;
   AdjunctEntry& entry = found->second;
   if (record) Removed(entry);
+  gone_.Add(hash);
   if (entry.pins_ > 0) {
     assert(entry.pins_ == 1 && entry.copying_ && "a page in use lost its block");
     entry.found_ = false;
     dropped_.push_back(entries_.extract(found));
     return;
   }
-  gone_.Add(hash);
   lru_.Remove(entry);
   --evictable_;
   entries_.erase(found);

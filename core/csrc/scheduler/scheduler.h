@@ -24,6 +24,7 @@
 #include <set>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -81,7 +82,8 @@ class Scheduler {
 
   // Brings the last turn of a session back to the device before its next turn comes: pages that it lacks and that the host has or the
   // store is asked for; 0 where nothing of it is missing or can be had, -1 where the session is not known. A plan begins to load them
-  // once there is room, at most half of that; after a second it takes what room there is.
+  // once there is room, into at most half of that, in each group; after a second it takes that half as it is, and windows and states, of
+  // which a part is of no use, are left for the turn itself.
   int32_t PrefetchSession(int64_t session, int64_t now_us);
   // Keeps its prefix no longer than others. False where it is not known.
   bool ReleaseSession(int64_t session);
@@ -150,6 +152,7 @@ class Scheduler {
     int32_t steady;    // pages that a request needs at most to go on token by token
     AdjunctCache cache;
     HostCache host;
+    std::unordered_set<PageHash, PageHashHasher> coming;  // what loads for sessions bring: nobody else brings it too
     mutable int32_t promised = -1;  // PromisedPages within the plan being made; -1: not measured
   };
   // Blocks [begin, end).
@@ -328,7 +331,7 @@ class Scheduler {
   void KeepHolds(const Session& session, bool kept);
   // Pages of windows and states that the device lacks and the host has; 0 where one cannot be had.
   [[nodiscard]] int32_t HoldsLacking(const Session& session) const;
-  // Whether that was begun, or will not be; else there is no room for it now.
+  // Whether that was begun or is on its way, or will not be; else there is no room for it now.
   bool LoadSessionHolds(const Session& session, const PrefixTree::Position& position);
   struct PendingSession {
     int64_t id;

@@ -165,6 +165,7 @@ void Scheduler::Answer(int64_t id, AdjunctLoadOp& op, int32_t pages) {
   for (size_t i = static_cast<size_t>(pages); i < op.host.size(); ++i) group.host.Discard(op.host[i]);
   op.host.clear();
   if (op.pin) {
+    for (const auto& [hash, parent] : op.hashes) group.coming.erase(hash);
     for (size_t i = 0; i < static_cast<size_t>(pages); ++i) {
       (void)group.cache.Publish(op.hashes[i].first, op.device[i], op.hashes[i].second, op.blocks[i]);
     }

@@ -78,10 +78,17 @@ int32_t Scheduler::PromisedPages(const AdjunctGroup& group) const {
   return pages;
 }
 
-// REQUIRES: the reach is fresh. `at_best`: whatever it is.
+// REQUIRES: the reach is fresh. `at_best`: whatever it is, and whatever is on its way.
 bool Scheduler::CanHold(const Request& request, bool at_best) const {
   const int32_t boundary = request.reach;
   for (const AdjunctGroup& group : adjuncts_) {
+    if (!at_best && !group.coming.empty()) {
+      // What a load for a session brings is waited for, not brought twice.
+      const Blocks needed = NeededAt(group, boundary);
+      for (int32_t block = needed.begin; block < needed.end; ++block) {
+        if (group.coming.contains(request.hashes[static_cast<size_t>(block)])) return false;
+      }
+    }
     int32_t need = 1;
     if (group.kind == CacheGroupKind::kRecurrent) {
       // The state that it continues takes a page from what is available, whether it is here or comes from the host.

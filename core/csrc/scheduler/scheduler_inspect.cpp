@@ -98,6 +98,7 @@ void Scheduler::CheckAdjuncts() const {
       if (held) own(held.id());
     };
     std::set<std::pair<const Request*, int32_t>> loaded;
+    size_t coming = 0;
     for (const auto& [id, op] : ops_) {
       if (const auto* write = std::get_if<AdjunctWriteOp>(&op); write != nullptr && write->place == group.place) {
         for (const AdjunctPin& copied : write->device) pin(copied);
@@ -108,7 +109,12 @@ void Scheduler::CheckAdjuncts() const {
         lease(page);
         loaded.insert({Find(load->owner), page.id()});
       }
+      for (const auto& [hash, parent] : load->hashes) {
+        require(group.coming.contains(hash), name + "a load for a session brings what is not known to come");
+        ++coming;
+      }
     }
+    require(coming == group.coming.size(), name + "what is said to come for sessions is not what their loads bring, each once");
     for (const PendingCopy& copy : pending_copies_) {
       if (copy.place != group.place) continue;
       for (const AdjunctPin& page : copy.pages) pin(page);

@@ -225,7 +225,8 @@ int32_t Scheduler::HoldsLacking(const Session& session) const {
   return pages;
 }
 
-// Once its blocks are there, for a page of a window or a state stands for one that the tree has.
+// Once its blocks are there, for a page of a window or a state stands for one that the tree has. Half of the room that is not promised
+// has to hold all of them: the next plan finds room too.
 bool Scheduler::LoadSessionHolds(const Session& session, const PrefixTree::Position& position) {
   if (HoldsLacking(session) == 0) return true;
   // What is here is not to give its place to what comes.
@@ -236,12 +237,12 @@ bool Scheduler::LoadSessionHolds(const Session& session, const PrefixTree::Posit
     for (int32_t block = needed.begin; block < needed.end; ++block) {
       const PageHash& hash = session.hashes[static_cast<size_t>(block)];
       if (group.cache.Has(hash)) here.push_back(group.cache.Pin(hash));
-      else missing[group.place].push_back(block);
+      else if (!group.coming.contains(hash)) missing[group.place].push_back(block);
     }
   }
   const bool room = std::ranges::all_of(adjuncts_, [&](const AdjunctGroup& group) {
     const auto pages = static_cast<int32_t>(missing[group.place].size());
-    return pages == 0 || pages + PromisedPages(group) <= group.cache.available();
+    return pages == 0 || pages <= (group.cache.available() - PromisedPages(group) + 1) / 2;
   });
   if (!room) return false;
   const NodePin pin = tree_.Pin(position);
@@ -255,6 +256,7 @@ bool Scheduler::LoadSessionHolds(const Session& session, const PrefixTree::Posit
       op.hashes.emplace_back(session.hashes[at], block > 0 ? session.hashes[at - 1] : PageHash{});
       op.host.push_back(group.host.Pin(session.hashes[at]));
       op.device.push_back(group.cache.Take());
+      group.coming.insert(session.hashes[at]);
       plan_->load_back.op.Push(id);
       plan_->load_back.group.Push(group.index);
       plan_->load_back.host.Push(op.host.back().page());

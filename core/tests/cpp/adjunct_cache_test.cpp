@@ -110,6 +110,7 @@ TEST(AdjunctCache, APageThatACopyReadsOutlivesItsBlockAndIsFoundByNobody) {
   EXPECT_FALSE(cache.PinToCopy(Name(1))) << "it is on its way already";
   cache.Drop(Name(1));
   EXPECT_FALSE(cache.Has(Name(1)));
+  EXPECT_TRUE(cache.Evicted(Name(1))) << "it was there, whether a copy reads it or not";
   EXPECT_EQ(cache.available(), 1);
   Check(cache, {{copy.page(), 1}});
   Leave(cache, 1);  // the same block again, in another page

@@ -303,6 +303,66 @@ TEST(GroupTiers, ASessionIsCopiedToTheHostWhateverThePolicyAndBroughtUpInAllGrou
   harness.Drain();
 }
 
+// The blocks of session 5's last turn are on the device, once another was served; of its window the host alone has the two pages.
+SchedulerConfig WindowOnHost(int32_t window_pages) {
+  CacheGroupConfig window = kWindow;
+  window.num_pages = window_pages;
+  return With({window}, {.base = {.page = 4, .pages = 64, .seqs = 4, .budget = 32}});
+}
+
+TEST(GroupTiers, TwoPrefetchesOfASessionAreOneLoadAndItsTurnWaitsForThat) {
+  TierHarness harness(WindowOnHost(7));
+  harness.Submit(Turn(harness, 1, 33, 5));
+  harness.Drain();
+  harness.Serve(2, 1'000, 33);  // takes the pages of the window
+  EXPECT_EQ(harness.scheduler.PrefetchSession(5, harness.now), 2);
+  EXPECT_EQ(harness.Plan().load_back.op.size(), 2u);
+  EXPECT_EQ(harness.scheduler.PrefetchSession(5, harness.now), 2) << "the device lacks them until they are there";
+  EXPECT_TRUE(harness.Plan().load_back.op.empty()) << "they are on their way";
+  EXPECT_EQ(harness.scheduler.cache_ops_pending(), 0);
+  harness.Submit(3, Sequence(0, 33), 1);
+  const ExecutionPlan& waits = harness.Plan();
+  EXPECT_EQ(waits.num_rows(), 0);
+  EXPECT_TRUE(waits.load_back.op.empty()) << "nor does the turn bring them again";
+  harness.scheduler.CheckIntegrity();
+  harness.AnswerAll();
+  const ExecutionPlan& turn = harness.Plan();
+  ASSERT_EQ(turn.num_rows(), 1);
+  EXPECT_EQ(turn.context_lens[0], 32);
+  EXPECT_TRUE(turn.load_back.op.empty());
+  harness.Advance();
+  harness.Drain();
+  harness.ExpectNothingHeld();
+}
+
+TEST(GroupTiers, ATurnThatWaitedForALoadThatFailedIsServed) {
+  TierHarness harness(WindowOnHost(7));
+  harness.Submit(Turn(harness, 1, 33, 5));
+  harness.Drain();
+  harness.Serve(2, 1'000, 33);
+  EXPECT_EQ(harness.scheduler.PrefetchSession(5, harness.now), 2);
+  harness.Plan();
+  harness.Submit(3, Sequence(0, 33), 1);
+  EXPECT_EQ(harness.Plan().num_rows(), 0);
+  harness.Answer(harness.load_backs, 0);
+  harness.Drain();
+  EXPECT_EQ(harness.finished.at(3), FinishReason::kLength);
+  harness.ExpectNothingHeld();
+}
+
+TEST(GroupTiers, ASessionsWindowTakesAtMostHalfOfTheRoom) {
+  TierHarness harness(WindowOnHost(5));
+  harness.Submit(Turn(harness, 1, 33, 5));
+  harness.Drain();
+  harness.Serve(2, 1'000, 33);
+  harness.Submit(3, Sequence(2'000, 9), 8);  // has and is promised three pages of its window
+  harness.Step();
+  EXPECT_EQ(harness.scheduler.PrefetchSession(5, harness.now), 2);
+  EXPECT_EQ(PagesIn(harness.Step().load_back, 1), 0) << "two pages are room, and the next plan is to find some";
+  harness.Drain();
+  EXPECT_EQ(harness.finished.at(3), FinishReason::kLength);
+}
+
 // ---- what is told ----
 
 TEST(GroupTiers, AHitThatAGroupCutNamesIt) {
