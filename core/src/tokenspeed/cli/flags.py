@@ -9,7 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed.cli.readers import DTYPES, KV_DTYPES, count, dtype, number, or_none, size_in_bytes
+from tokenspeed.cli.readers import (
+    DTYPES,
+    INT64_MAX,
+    KV_DTYPES,
+    count,
+    dtype,
+    held_size,
+    number,
+    or_none,
+    size_in_bytes,
+)
 from tokenspeed.plugins.specs import KERNEL_OBJECTIVES
 
 __all__ = ["ENGINE_FLAGS", "SERVING_FLAGS", "Flag"]
@@ -89,7 +99,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         help="take and return token ids only; no tokenizer is loaded",
         boolean=True,
     ),
-    Flag(name="seed", group="model", help="seeds requests that bring none", read=count(0, 2**63 - 1), metavar="N"),
+    Flag(name="seed", group="model", help="seeds requests that bring none", read=count(0, INT64_MAX), metavar="N"),
     Flag(name="device", group="device", help="device type, for example cpu or cuda", metavar="TYPE"),
     Flag(
         name="num-threads",
@@ -385,18 +395,28 @@ SERVING_FLAGS: tuple[Flag, ...] = (
         name="max-body-bytes",
         group="server",
         help="larger request bodies are answered 413",
-        read=size_in_bytes,
+        read=held_size,
         metavar="BYTES",
     ),
     Flag(
         name="max-pending-requests",
         group="server",
         help="choices (prompts times n) beyond this many are answered 503; 0 is unlimited",
-        read=count(0),
+        read=count(0, INT64_MAX),
         metavar="N",
     ),
     Flag(
-        name="max-logprobs", group="server", help="most top logprobs a request may ask for", read=count(0), metavar="N"
+        name="max-logprobs",
+        group="server",
+        help="most top logprobs a request may ask for",
+        read=count(0, INT64_MAX),
+        metavar="N",
     ),
-    Flag(name="max-n", group="server", help="most choices a request may ask for", read=count(1), metavar="N"),
+    Flag(
+        name="max-n",
+        group="server",
+        help="most choices a request may ask for",
+        read=count(1, INT64_MAX),
+        metavar="N",
+    ),
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["DTYPES", "KV_DTYPES", "count", "dtype", "number", "or_none", "size_in_bytes"]
+__all__ = ["DTYPES", "INT64_MAX", "KV_DTYPES", "count", "dtype", "held_size", "number", "or_none", "size_in_bytes"]
 
 #: What ``dtype`` reads for ``--dtype``, and for ``--kv-cache-dtype``.
 DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16", "half", "float")
 KV_DTYPES = (*DTYPES, "fp8", "fp8_e4m3")
-_INT64_MAX = (1 << 63) - 1
+INT64_MAX = (1 << 63) - 1
 _SPELLINGS = {
     "fp32": "float32",
     "bf16": "bfloat16",
@@ -22,8 +22,7 @@ _SPELLINGS = {
 
 
 def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
-    """Reads a whole number within bounds; ``None`` is what 64 bits hold."""
-    most = _INT64_MAX if maximum is None else maximum
+    """Reads a whole number within bounds; what has no ``maximum`` here is compared with the engine's own range later."""
 
     def read(text: str) -> int:
         try:
@@ -33,8 +32,8 @@ def count(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
         accepted = "" if maximum is None else f" (accepted: {minimum} to {maximum})"
         if value < minimum:
             raise ValueError(f"{value} is below {minimum}{accepted}")
-        if value > most:
-            raise ValueError(f"{value} is above {most}{accepted}")
+        if maximum is not None and value > maximum:
+            raise ValueError(f"{value} is above {maximum}{accepted}")
         return value
 
     return read
@@ -64,13 +63,18 @@ def size_in_bytes(text: str) -> int:
     units = {"K": 10, "M": 20, "G": 30, "T": 40}
     digits, shift = (text[:-1], units[text[-1:].upper()]) if text[-1:].upper() in units else (text, 0)
     try:
-        size = count(1)(digits)
-        if size > _INT64_MAX >> shift:
-            raise ValueError(f"{text!r} is above {_INT64_MAX} bytes")
-        return size << shift
+        return count(1)(digits) << shift
     except ValueError as error:
         at_fault = f"{text!r} is below 1 byte" if digits[:1] == "-" else str(error)
         raise ValueError(f"{at_fault}; write bytes, or a whole number of K, M, G or T, for example 8G") from None
+
+
+def held_size(text: str) -> int:
+    """Reads bytes, as ``size_in_bytes`` does, that 64 bits hold."""
+    size = size_in_bytes(text)
+    if size > INT64_MAX:
+        raise ValueError(f"{text!r} is above {INT64_MAX} bytes")
+    return size
 
 
 def or_none(text: str) -> str | None:
