@@ -9,17 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed.cli.readers import (
-    DTYPES,
-    INT64_MAX,
-    KV_DTYPES,
-    count,
-    dtype,
-    held_size,
-    number,
-    or_none,
-    size_in_bytes,
-)
+from tokenspeed.cli.readers import DTYPES, INT64_MAX, KV_DTYPES, count, dtype, held_size, number, or_none, size_in_bytes
 from tokenspeed.plugins.specs import KERNEL_OBJECTIVES
 
 __all__ = ["ENGINE_FLAGS", "SERVING_FLAGS", "Flag"]
@@ -413,10 +403,6 @@ SERVING_FLAGS: tuple[Flag, ...] = (
         metavar="N",
     ),
     Flag(
-        name="max-n",
-        group="server",
-        help="most choices a request may ask for",
-        read=count(1, INT64_MAX),
-        metavar="N",
+        name="max-n", group="server", help="most choices a request may ask for", read=count(1, INT64_MAX), metavar="N"
     ),
 )

@@ -359,7 +359,7 @@ def test_an_empty_key_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPa
         (("--max-n", "9" * 20), "--max-n: 99999999999999999999 is above 9223372036854775807"),
         (("--max-logprobs", "9" * 20), "--max-logprobs: 99999999999999999999 is above 9223372036854775807"),
         (("--max-pending-requests", "9" * 20), "--max-pending-requests: 99999999999999999999 is above"),
-        (("--max-body-bytes", "9" * 20), "--max-body-bytes: 99999999999999999999 is above"),
+        (("--max-body-bytes", "9" * 20), "--max-body-bytes: '99999999999999999999' is above"),
         (("--max-body-bytes", "9" * 12 + "T"), "--max-body-bytes: '999999999999T' is above 9223372036854775807"),
         (("--kvstore-write-policy", "write-trough"), "invalid choice: 'write-trough'; did you mean 'write-through'"),
     ],
