@@ -5,7 +5,7 @@ before ``put`` and checks after ``get_into``: a store need not, but it must give
 
 Core calls one object from one thread at a time, makes an object for each thread that it uses, and never waits for a call longer than the call's deadline: one
 that hangs is left to its thread, and a new object is made when the store is tried again. A store that raises, hangs or answers wrong costs recomputation,
-nothing else. Torch-free.
+nothing else: an answer of another type or length than a method says is taken for a failure of the call. Torch-free.
 """
 
 from __future__ import annotations

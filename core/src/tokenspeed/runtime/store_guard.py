@@ -67,7 +67,7 @@ class StoreGuard:
         self._bad: OrderedDict[tuple[int, bytes], None] = OrderedDict()
 
         def probe(store: KVStore) -> None:
-            store.exists(self.namespaces[0], [bytes(16)], timeout_s)
+            _flags("exists", store.exists(self.namespaces[0], [bytes(16)], timeout_s), 1)
 
         size = max(map(int.__mul__, self._frames, sizes))
         self._loads, self._saves = (
@@ -134,7 +134,7 @@ class StoreGuard:
         """Remove everything of a group's namespace; whether the store answered."""
         timeout_s = self._left(deadline_s)
         space = self.namespaces[group]
-        return self._saves.call(lambda turn: turn.store.delete(space, timeout_s), timeout_s) is not None
+        return self._saves.call(lambda turn: _number(turn.store.delete(space, timeout_s)), timeout_s) is not None
 
     def _load(self, group: int, keys: Sequence[bytes], pages: Pages, deadline_s: float) -> int:
         space, timeout_s = self.namespaces[group], self._left(deadline_s)
@@ -142,15 +142,15 @@ class StoreGuard:
 
         def get(turn: Turn) -> list[bool]:
             lent.extend(self._slices(turn.staging, space, len(keys)))
-            return turn.store.get_into(space, keys, lent, timeout_s)
+            return _flags("get_into", turn.store.get_into(space, keys, lent, timeout_s), len(keys))
 
         answer = self._loads.call(get, timeout_s)
         if answer is None:
             return 0
         for index, key in enumerate(keys):
-            page = unseal(lent[index], space, key) if index < len(answer) and answer[index] else None
+            page = unseal(lent[index], space, key) if answer[index] else None
             if page is None:
-                if index < len(answer) and answer[index]:
+                if answer[index]:
                     self.counters.bad += 1
                 else:
                     self.counters.lost += 1
@@ -177,7 +177,7 @@ class StoreGuard:
             # The pages may have been given to others while they were read, and the seal would vouch for them.
             if not turn.wanted:
                 return []
-            return turn.store.put(space, [keys[index] for index in new], frames, timeout_s)
+            return _flags("put", turn.store.put(space, [keys[index] for index in new], frames, timeout_s), len(new))
 
         kept = self._saves.call(put, timeout_s) or []
         for index, ok in zip(new, kept, strict=False):
@@ -192,8 +192,7 @@ class StoreGuard:
         self, lane: StoreLane, space: KVNamespace, keys: Sequence[bytes], deadline_s: float
     ) -> list[bool] | None:
         timeout_s = self._left(deadline_s)
-        answer = lane.call(lambda turn: turn.store.exists(space, keys, timeout_s), timeout_s)
-        return answer if answer is not None and len(answer) == len(keys) else None
+        return lane.call(lambda turn: _flags("exists", turn.store.exists(space, keys, timeout_s), len(keys)), timeout_s)
 
     def _left(self, deadline_s: float) -> float:
         """A call's deadline: its own, or none where the operation's has passed. A call that is cut short would look like a store that hangs."""
@@ -213,6 +212,27 @@ class StoreGuard:
         self._bad[(group, key)] = None
         while len(self._bad) > _BAD_PAGES:
             self._bad.popitem(last=False)
+
+
+def _flags(call: str, answer: object, count: int) -> list[bool]:
+    """A store's answer as a list of its own; asked on the lane's thread, so that a wrong one is a failure of the call. Raises ``TypeError``, ``ValueError``.
+
+    Numbers are refused too: a status of 0 that means success, or one below 0 that means failure, would be taken for its opposite.
+    """
+    if not isinstance(answer, list | tuple):
+        raise TypeError(f"{call} answered {type(answer).__name__}, not a list of {count} bool")
+    wrong = next((type(one).__name__ for one in answer if not isinstance(one, bool | np.bool_)), None)
+    if wrong is not None:
+        raise TypeError(f"{call} answered a list with {wrong}, not of bool alone")
+    if len(answer) != count:
+        raise ValueError(f"{call} answered for {len(answer)} keys of {count}")
+    return list(map(bool, answer))
+
+
+def _number(removed: object) -> int:
+    if not isinstance(removed, int | np.integer) or isinstance(removed, bool) or removed < 0:
+        raise TypeError(f"delete answered {type(removed).__name__}, not how many frames it removed (0 where unknown)")
+    return int(removed)
 
 
 def _leading(answer: Sequence[bool]) -> int:

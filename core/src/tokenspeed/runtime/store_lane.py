@@ -1,8 +1,9 @@
 """One thread, one store object, and a clock on every call: what hangs is left behind, what fails is tried again later and not by a request.
 
-States: *up* takes calls. A call that raises or passes its deadline makes the lane *down*: calls are refused at once, until a probe that the lane sends by
-itself, after a pause that grows, is answered in time by a new object. A probe may pass where calls do not (a full disk): pauses begin anew only where the
-lane was up for longer than the next one. A thread that hangs cannot be ended; it keeps its store and its staging memory, which nobody else touches.
+States: *up* takes calls. A call that raises (whoever runs it raises for a wrong answer too) or passes its deadline makes the lane *down*: calls are refused
+at once, until a probe that the lane sends by itself, after a pause that grows, is answered in time by a new object. A probe may pass where calls do not (a
+full disk): pauses begin anew only where the lane was up for longer than the next one. A thread that hangs cannot be ended; it keeps its store and its
+staging memory, which nobody else touches.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _LONGEST_PAUSE_S = 30.0
 #: Threads that may hang at once: a store that swallows every probe must not fill the process.
 _HANGING = 4
 _PAGE = 4096
+#: A store's own count that is larger is none: sums of counts travel in 64 bits.
+_MOST_COUNTED = 1 << 48
 
 
 def aligned_memory(size: int) -> npt.NDArray[np.uint8]:
@@ -118,17 +121,28 @@ class _Worker:
         if self._store is not None:
             try:
                 self._store.close()
-            except Exception as error:
-                _log.warning("Closing a KV store failed: %s: %s", type(error).__name__, error)
+            except BaseException as error:
+                _log.warning("Closing a KV store failed: %s", _told(error))
 
     def _read_counters(self) -> None:
         """On this thread, within the call's deadline: reading is a plugin's code too, and figures must not wait for it."""
         if self._store is None:
             return
         try:
-            self.counters = {str(name): int(count) for name, count in self._store.counters.items()}
-        except Exception as error:
-            _log.debug("Reading a KV store's counters failed: %s: %s", type(error).__name__, error)
+            counters = {str(name): int(count) for name, count in self._store.counters.items()}
+            if not all(0 <= count < _MOST_COUNTED for count in counters.values()):
+                raise ValueError("a count is below 0 or beyond all measure")
+            self.counters = counters
+        except BaseException as error:
+            _log.debug("Reading a KV store's counters failed: %s", _told(error))
+
+
+def _told(error: BaseException) -> str:
+    """An error of a plugin in a line; its text is the plugin's code too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:
+        return type(error).__name__
 
 
 class StoreLane:
@@ -234,7 +248,7 @@ class StoreLane:
                 return True
             self.stats.failures += 1
             self._part()
-            self._fall(f"{type(call.error).__name__}: {call.error}")
+            self._fall(_told(call.error))
             return False
         call.given_up = True
         self.stats.timeouts += 1

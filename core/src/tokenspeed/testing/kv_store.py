@@ -90,6 +90,23 @@ class KVStoreSuite:
         assert store.get_into(space, [], [], LONG_S) == []
         assert store.put(space, [], [], LONG_S) == []
 
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_answers_are_lists_of_bool_and_counts_are_int(self, bench: StoreBench, count: int) -> None:
+        """One ``bool`` for each key, hit or miss: the engine takes ``None``, statuses and short lists for failures, and bypasses the store."""
+        store, space, keys = bench.store(), bench.namespace(), random_keys(count)
+        answers: list[object] = [bench.put(store, space, keys, [os.urandom(100)] * count)]
+        for asked in (keys, random_keys(count)):
+            answers += [
+                store.exists(space, asked, LONG_S),
+                store.get_into(space, asked, bench.frames(store, count, 100), LONG_S),
+            ]
+        for answer in answers:
+            assert isinstance(answer, list), f"{type(answer).__name__} is no list"
+            assert [type(one) for one in answer] == [bool] * count
+        removed = store.delete(space, LONG_S)
+        assert type(removed) is int
+        assert removed >= 0
+
     def test_a_second_put_replaces_the_first(self, bench: StoreBench) -> None:
         """A damaged page must be replaceable."""
         store, space, keys = bench.store(), bench.namespace(), random_keys(1)

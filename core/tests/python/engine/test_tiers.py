@@ -325,6 +325,26 @@ def test_a_store_that_raises_costs_recomputation(
     )
 
 
+@pytest.mark.parametrize("answer", [None, [True], "yes", [1] * 6], ids=repr)
+@pytest.mark.parametrize("call", ["exists", "get_into", "put"])
+def test_a_store_that_answers_wrong_costs_recomputation(
+    engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, call: str, answer: object
+) -> None:
+    """Another type than the interface says, or another length: requests end as they would without a store."""
+    monkeypatch.setattr(store_lane, "_FIRST_PAUSE_S", 600.0)
+    small = engine(**STORE)
+    if call != "put":
+        run(small)
+        small.control("flush_cache")
+    monkeypatch.setattr(MemoryStore, call, lambda *_: answer)
+    tokens, ends = run(small)
+    assert tokens == expected
+    assert from_store(ends) == [0] * 6
+    figures = tiers(small)
+    assert figures.store_errors > 0
+    assert not all(figures.store_up)
+
+
 def test_a_store_that_hangs_costs_one_deadline(
     engine: Make, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
