@@ -44,12 +44,14 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "recurrent.zero": _STATES,
     "recurrent.gated_linear": _STATES,
 }
-#: The sizes that layers and backends name in their requests; all of them where a mode is not listed.
+#: The sizes that layers, backends and the KV pool name in their requests; all of them where a mode is not listed.
 ASKED: Mapping[str, tuple[str, ...]] = {
     "activation.silu_and_mul": (),
     "activation.gelu_tanh_and_mul": (),
     "attention.decode": ("head_dim", "v_head_dim", "q_heads", "kv_heads", "page_size"),
     "attention.extend": ("head_dim", "v_head_dim", "q_heads", "kv_heads", "page_size"),
+    "recurrent.copy": (),
+    "recurrent.zero": (),
 }
 #: Operations on pages: they are asked for with a KV layout, and with ``kv_TYPE`` where pages are of another type than the rest.
 PAGED = ("rope.qkv_rope_write", "cache.write", "cache.write_latent", "attention.decode", "attention.extend")

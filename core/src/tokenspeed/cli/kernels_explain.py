@@ -27,6 +27,8 @@ __all__ = ["KINDS", "add_target_arguments", "explain", "read_arch", "target_of"]
 
 #: Families that backends ask for, and no layer.
 _ASKED_BY_BACKENDS = ("attention", "recurrent")
+#: But these, which the KV pool asks for.
+_ASKED_BY_THE_POOL = ("recurrent.copy", "recurrent.zero")
 KINDS = ("mha", "gqa", "mla")
 _HEADS = {"mha": (32, 32, 128), "gqa": (32, 8, 128), "mla": (128, 1, 576)}
 _SM = re.compile(r"sm_?(\d+)(\d)[af]?")
@@ -111,7 +113,7 @@ def explain(
         print(columns(("KERNEL", "OUTCOME"), shown))
         if found:
             _print_inside(host, registry, request, capability, args)
-        if request.family in _ASKED_BY_BACKENDS:
+        if request.family in _ASKED_BY_BACKENDS and args.operation not in _ASKED_BY_THE_POOL:
             print(
                 f"\n{request.family} kernels are launched by the backend that asks for one; tokenspeed explain MODEL says which backend that is"
             )

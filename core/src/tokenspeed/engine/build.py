@@ -113,9 +113,8 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
     cache_groups = model.cache_groups(assembly.model.hf_config, groups["attn"].size)
     # Where work is queued, the largest step runs before the pool gets its size, over one that just lets it run.
     measured = platform.asynchronous
-    pool = make_pool(
-        assembly, platform, cache_groups, None if measured else count_pages(assembly, platform, cache_groups, everyone)
-    )
+    counted = None if measured else count_pages(assembly, platform, cache_groups, everyone)
+    pool = make_pool(assembly, platform, cache_groups, counted, kernels)
     # Of this, the sizes of steps alone: groups with windows or states have more pages than those of a pool that is yet to be sized.
     plan_shape = scheduler_config(assembly.config, num_pages=pool.num_pages[:1])
     backends = make_backends(assembly, platform, model, pool, kernels, plan_shape.max_step_tokens)
@@ -127,7 +126,7 @@ def build_rank(assembly: Assembly, *, rank: int = 0, world_size: int = 1, direct
         sizes = {"max_rows": resolved(config.max_num_seqs), "max_tokens": plan_shape.max_step_tokens}
         reserved = graphs.reserve_bytes(scratch, **sizes)
         pages = count_pages(assembly, platform, cache_groups, everyone, reserved_bytes=reserved)
-        pool = make_pool(assembly, platform, cache_groups, pages)
+        pool = make_pool(assembly, platform, cache_groups, pages, kernels)
         bind_pool(model, pool, backends, executor)
     with memory_advice("capturing graphs", f"lower {pool_flag(config)}, or give --enforce-eager"):
         sized = config.max_total_tokens is None and config.kv_cache_memory_bytes is None

@@ -14,6 +14,7 @@ from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.platform import Platform
 from tokenspeed.layers.dtypes import dtype_from_name
 from tokenspeed.messages import GroupInfo
+from tokenspeed.plugins.kernel_select import KernelRegistry
 from tokenspeed.runtime.host_pool import part_bytes
 from tokenspeed.runtime.kv_pool import KVPool, further_pages, pages_in_budget, pages_in_tokens, unpaid_pages
 from tokenspeed.runtime.parallel import TalkingGroup
@@ -84,12 +85,17 @@ def _group_bytes(assembly: Assembly, group: CacheGroup, pages: int) -> int:
 
 
 def make_pool(
-    assembly: Assembly, platform: Platform, groups: Sequence[CacheGroup], pages: Sequence[int] | None
+    assembly: Assembly,
+    platform: Platform,
+    groups: Sequence[CacheGroup],
+    pages: Sequence[int] | None,
+    kernels: KernelRegistry,
 ) -> KVPool:
     """The KV pool; of a page or state for each group where its size is not known yet (``None``).
 
     Raises:
         ConfigError: the device has not the memory, which a host would else find out in the midst of requests.
+        PluginError: a kernel that copies or zeroes states was named and cannot be used.
     """
     dtype = dtype_from_name(assembly.config.kv_cache_dtype)
     lasting = pages is not None
@@ -114,6 +120,7 @@ def make_pool(
         with platform.allocate("kv"):
             pool = KVPool(
                 groups,
+                select_kernel=kernels.select,
                 layout=assembly.kv_layout,
                 page_sizes=[0 if group.kind == "recurrent" else assembly.page_size for group in groups],
                 num_pages=pages,

@@ -41,7 +41,7 @@ moe
     chosen (T, k) int64, -1: none; out (T, H), the sum of ``silu(gate) * up`` through ``down`` of each row's experts by its weights, in fp32.
     Feature ``captures``: the host waits for nothing, so that a graph can hold the call.
 recurrent
-    ``copy(states, source, target)``: ``cache.copy`` over states (N, ...).
+    ``copy(states, source, target)``: ``cache.copy`` over states (N, ...); the KV pool asks for it and for ``zero``, before a step, never captured.
     ``zero(states, target)``: ``cache.zero`` over states (N, ...).
     ``gated_linear(q, k, v, decay, states, slots, query_start, scale) -> out``: q, k (T, H, K); decay (T, H, K) or (T, H, 1) fp32; v (T, H, V); states
     (N, H, K, V) fp32, in place at slots (R) int64; query_start (R + 1) int32; of each head S = decay S + k v', out (T, H, V) = scale S' q.

@@ -82,6 +82,12 @@ class ModelExecutor:
                 self._tables.set_spare(index, pool.num_pages[index])
 
     @property
+    def state_groups(self) -> tuple[int, ...]:
+        """Numbers of the recurrent groups whose states plans zero and copy."""
+        groups = self._states.groups if self._states is not None else ()
+        return tuple(index for index, group in enumerate(groups) if group.kind == "recurrent")
+
+    @property
     def mixed_sizes(self) -> tuple[int, ...]:
         """Prompt tokens that steps of pieces of prompts and decodes are filled up to, ascending; none where they run as they are."""
         return self._mixed.token_sizes if self._mixed is not None else ()

@@ -11,7 +11,9 @@ import torch
 
 from tokenspeed.errors import ConfigError
 from tokenspeed.interfaces.attention import LayerKV
-from tokenspeed.layers.dtypes import dtype_from_name
+from tokenspeed.interfaces.kernel import KernelRequest
+from tokenspeed.layers.dtypes import dtype_from_name, short_name
+from tokenspeed.layers.quantization import SelectKernel
 from tokenspeed.runtime.transfer import upload
 from tokenspeed.types import CacheGroup, KVLayout
 
@@ -128,12 +130,15 @@ class KVPool:
 
     Args:
         groups: the model's cache groups; group i has ``num_pages[i]`` pages of ``page_sizes[i]`` tokens, or as many states.
+        select_kernel: ``KernelRegistry.select``, asked once for ``recurrent.copy`` and ``recurrent.zero`` of each type that states have; never without
+            recurrent groups.
     """
 
     def __init__(
         self,
         groups: Sequence[CacheGroup],
         *,
+        select_kernel: SelectKernel,
         layout: KVLayout,
         page_sizes: Sequence[int],
         num_pages: Sequence[int],
@@ -162,6 +167,15 @@ class KVPool:
                 else:
                     v = _zeros(_shape(layout, pages, page_size, group.kv_heads, group.v_head_dim), dtype, device)
                 self._layers[index] = LayerKV(k=k, v=v)
+        self._device = device
+        types = dict.fromkeys(tensor.dtype for tensors in self._states.values() for tensor in tensors)
+        self._copy, self._zero = (
+            {
+                each: select_kernel(KernelRequest(family="recurrent", mode=mode, dtype=short_name(each)))
+                for each in types
+            }
+            for mode in ("copy", "zero")
+        )
 
     def layer(self, index: int) -> LayerKV:
         """Pages of model layer ``index``."""
@@ -204,21 +218,22 @@ class KVPool:
         return sorted(found, key=lambda each: each[0])
 
     def prepare_states(self, kinds: Int32, groups: Int32, sources: Int32, targets: Int32) -> None:
-        """Before a step: state ``targets[i]`` of ``groups[i]`` becomes zero (kind 0) or a copy of state ``sources[i]`` (kind 1). No state is both source and
-        target."""
+        """Before a step: state ``targets[i]`` of ``groups[i]`` becomes zero (kind 0) or a copy of state ``sources[i]`` (kind 1); nothing happens to
+        what is -1. No state is both source and target."""
         for number in np.unique(groups):
+            tensors = [tensor for layer in self.groups[number].layers for tensor in self._states[layer]]
             for kind in (0, 1):
                 chosen = (groups == number) & (kinds == kind)
                 if not chosen.any():
                     continue
-                layers = self.groups[number].layers
-                device = self._states[layers[0]][0].device
-                source, target = upload([sources[chosen].astype(np.int64), targets[chosen].astype(np.int64)], device)
-                for tensor in (tensor for layer in layers for tensor in self._states[layer]):
+                source, target = upload(
+                    [sources[chosen].astype(np.int64), targets[chosen].astype(np.int64)], self._device
+                )
+                for tensor in tensors:
                     if kind:
-                        tensor.index_copy_(0, target, tensor.index_select(0, source))
+                        self._copy[tensor.dtype](tensor, source, target)
                     else:
-                        tensor.index_fill_(0, target, 0)
+                        self._zero[tensor.dtype](tensor, target)
 
     def use_transfers(self, wait_layer: Callable[[int], None]) -> None:
         """From now on ``wait_layer(layer)`` is called before each layer reads its pages."""

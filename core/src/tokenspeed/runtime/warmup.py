@@ -4,6 +4,7 @@ largest step takes is known before the KV pool gets what is left."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def largest_plan(max_rows: int, max_tokens: int, max_model_len: int) -> PlanArra
 
 def warm_up(executor: ModelExecutor, *, max_rows: int, max_tokens: int, max_model_len: int) -> int:
     """Steps of many shapes: single tokens, each side of the borders between kernels (powers of two up to 256), mixed ones, a short prompt after a long context,
-    random draws, and the largest step with every way of drawing in each of its rows.
+    random draws, and the largest step with every way of drawing in each of its rows. The first one also runs what zeroes and copies states, on none.
 
     Returns:
         Steps that were run.
@@ -70,6 +71,7 @@ def warm_up(executor: ModelExecutor, *, max_rows: int, max_tokens: int, max_mode
     longest = min(max_tokens, max_model_len)
     sizes = {1, 2, 3} | {size + more for size in (4, 8, 16, 32, 64, 128, 256) for more in (0, 1)}
     plans = [made_up_plan([size]) for size in sorted(sizes) if size <= longest]
+    plans[0] = _moving_no_state(plans[0], executor.state_groups)
     if max_rows >= 2 and longest >= 4:
         plans += [
             made_up_plan([3], decodes)
@@ -87,6 +89,13 @@ def warm_up(executor: ModelExecutor, *, max_rows: int, max_tokens: int, max_mode
     asking = [_request(slot, presence_penalty=0.1, logprobs=1) for slot in largest.slots.tolist()]
     executor.execute(largest, asking).result()
     return len(plans) + 3
+
+
+def _moving_no_state(plan: PlanArrays, groups: Sequence[int]) -> PlanArrays:
+    """``plan``, and for each of ``groups`` a state -1 (none) that becomes zero, and one that becomes a copy."""
+    kinds, numbers = (np.array(each, dtype=np.int32) for each in ([0, 1] * len(groups), np.repeat(groups, 2)))
+    none = np.full(len(kinds), -1, dtype=np.int32)
+    return replace(plan, state_kind=kinds, state_group=numbers, state_source=none, state_target=none)
 
 
 def _request(slot: int, **params: Any) -> SlotRequest:

@@ -17,7 +17,7 @@ def _copy() -> Iterator[KernelCase]:
     def make(shape: tuple[int, ...], g: torch.Generator) -> list[Any]:
         return [randn(g, *shape), torch.tensor([3, -1, 0, 5, 3]), torch.tensor([4, 1, -1, 2, 6])]
 
-    for shape in ((7, 3, 5, 11), (9, 1037)):
+    for shape in ((7, 3, 5, 11), (9, 1037), (7,)):
         yield KernelCase(name="x".join(map(str, shape)), make=partial(make, shape), written=frozenset({0}))
 
 
@@ -25,7 +25,7 @@ def _zero() -> Iterator[KernelCase]:
     def make(shape: tuple[int, ...], g: torch.Generator) -> list[Any]:
         return [randn(g, *shape), torch.tensor([3, -1, 0, 6])]
 
-    for shape in ((7, 3, 5, 11), (9, 1037)):
+    for shape in ((7, 3, 5, 11), (9, 1037), (7,)):
         yield KernelCase(name="x".join(map(str, shape)), make=partial(make, shape), written=frozenset({0}))
 
 

@@ -130,7 +130,13 @@ def test_a_kernel_tells_of_its_inside(run: Any, folder: Any) -> None:
 
 @pytest.mark.parametrize(
     ("operation", "by_backends"),
-    [("attention.decode", True), ("recurrent.copy", True), ("moe.experts", False), ("moe.route", False)],
+    [
+        ("attention.decode", True),
+        ("recurrent.gated_linear", True),
+        ("recurrent.copy", False),
+        ("moe.experts", False),
+        ("moe.route", False),
+    ],
 )
 def test_kernels_that_backends_ask_for_are_told_from_those_of_layers(
     run: Any, operation: str, by_backends: bool

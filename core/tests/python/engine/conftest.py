@@ -55,6 +55,7 @@ from tokenspeed.runtime.sampler import Sampler
 from tokenspeed.runtime.slot_sampling import SlotSampling
 from tokenspeed.runtime.store_guard import StoreGuard
 from tokenspeed.testing.grammar_backend import allowed_tokens
+from tokenspeed.testing.harness import kernel_registry
 from tokenspeed.testing.tiny_grammar import TinyGrammarBackend
 from tokenspeed.types import CacheGroup, KVLayout
 
@@ -196,7 +197,13 @@ class Rig:
         sizes = [0 if group.kind == "recurrent" else PAGE for group in groups]
         num_pages = [pages, *further_pages]
         pool = KVPool(
-            groups, layout=KVLayout.NHD, page_sizes=sizes, num_pages=num_pages, dtype=torch.float32, device=CPU
+            groups,
+            select_kernel=kernel_registry().select,
+            layout=KVLayout.NHD,
+            page_sizes=sizes,
+            num_pages=num_pages,
+            dtype=torch.float32,
+            device=CPU,
         )
         settings = EngineConfig(
             model="hash",

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tokenspeed.builtin.attention.torch_backend import TorchAttention
+from tokenspeed.builtin.kernels import recurrent
 from tokenspeed.builtin.platform_cpu import CpuPlatform
 from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import assemble
@@ -177,6 +178,25 @@ def test_tokens_do_not_depend_on_the_pool_that_the_warm_up_used(start: Any) -> N
         assemble(EngineConfig(model="toy", plugins="none", num_threads=1, max_total_tokens=2048), describe_model("toy"))
     )
     assert tokens(start(max_total_tokens=2048, enforce_eager=True)) == tokens(host)
+
+
+def test_the_kernels_that_move_states_run_before_the_engine_is_ready(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they compile or load on first use is there when requests come; no state is touched."""
+    calls: list[tuple[str, list[int], tuple[int, ...]]] = []
+    defined = {"copy": recurrent.copy, "zero": recurrent.zero}
+    for mode in ("copy", "zero"):
+
+        def recording(states: torch.Tensor, *places: torch.Tensor, mode: str = mode) -> None:
+            calls.append((mode, [int(place) for place in torch.cat(places)], tuple(states.shape[1:])))
+            defined[mode](states, *places)
+
+        monkeypatch.setattr(recurrent, mode, recording)
+    layers = {"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"], "state_interval": 32}
+    start(layers, max_total_tokens=4096, max_num_seqs=4, block_size=16)
+    (shape,) = {shape for _, _, shape in calls}
+    assert calls == [("zero", [-1], shape), ("copy", [-1, -1], shape)]
 
 
 @pytest.mark.parametrize("last", ["sliding_attention", "linear_attention"])

@@ -3,8 +3,10 @@ the scheduler does."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from tokenspeed.config import EngineConfig
 from tokenspeed.engine.assembly import assemble
 from tokenspeed.engine.local import LocalEngine
 from tokenspeed.messages import SamplingParams
+from tokenspeed.plugins.manager import PluginHost
+from tokenspeed.testing.plugins import PluginFolder
 from tokenspeed.weights.describe import describe_model
 
 Make = Callable[..., Any]
@@ -86,12 +90,13 @@ def test_pages_behind_the_window_are_given_back(make: Make) -> None:
 TYPES = ["full_attention", "sliding_attention", "linear_attention", "full_attention"]
 
 
-def toy(**settings: Any) -> LocalEngine:
+def toy(host: PluginHost | None = None, **settings: Any) -> LocalEngine:
     """The built-in model with a layer of each kind."""
     model = describe_model("toy")
     further = {"num_hidden_layers": 4, "layer_types": TYPES, "sliding_window": 10, "state_interval": 16}
-    config = EngineConfig(model="toy", plugins="none", num_threads=1, block_size=4, **settings)
-    return LocalEngine(assemble(config, replace(model, config=model.config | further)))
+    plugins = "none" if host is None else ""
+    config = EngineConfig(model="toy", plugins=plugins, num_threads=1, block_size=4, **settings)
+    return LocalEngine(assemble(config, replace(model, config=model.config | further), host=host))
 
 
 def drawn(engine: LocalEngine, asked: Sequence[Sequence[int]], count: int) -> list[list[int]]:
@@ -111,6 +116,40 @@ def test_a_real_model_of_three_kinds_gives_the_same_tokens_with_cache_and_under_
     drawn(small, [[1]], 1)  # outputs are expected to be short: more is admitted than fits
     assert drawn(small, asked, 24) == alone
     assert small.control("stats").result.retractions > 0
+
+
+KERNELS = """
+@hookimpl
+def tokenspeed_kernels():
+    return [KernelSpec(name="counted", family="recurrent", mode=mode, target="counted_states:" + mode) for mode in ("copy", "zero")]
+"""
+COUNTED = """
+from tokenspeed.builtin.kernels import recurrent
+calls = {"copy": 0, "zero": 0}
+def copy(states, source, target):
+    calls["copy"] += len(target)
+    recurrent.copy(states, source, target)
+def zero(states, target):
+    calls["zero"] += len(target)
+    recurrent.zero(states, target)
+"""
+
+
+def test_states_are_moved_by_the_kernels_that_the_user_named(tmp_path: Path) -> None:
+    """``--kernel recurrent.copy=...`` reaches the steps, and a plugin that is only installed does not."""
+    asked = [[token % 256 for token in prompt] for prompt in prompts(6, seed=3)]
+    with PluginFolder(tmp_path) as folder:
+        folder.add("theirs", KERNELS, modules={"counted_states": COUNTED})
+        installed = toy(folder.load(), max_total_tokens=4096)
+        assert "counted_states" not in sys.modules
+        named = {"recurrent.copy": "counted", "recurrent.zero": "counted"}
+        engine = toy(folder.load(), max_total_tokens=4096, kernel_overrides=named)
+        calls: dict[str, int] = sys.modules["counted_states"].calls
+        first = drawn(engine, asked, 24)
+        assert calls["zero"] > 0, "states of new requests are zeroed"
+        assert drawn(engine, asked, 24) == first
+        assert calls["copy"] > 0, "kept states are continued in copies"
+        assert first == drawn(installed, asked, 24)
 
 
 def test_one_budget_is_shared_by_all_groups() -> None:

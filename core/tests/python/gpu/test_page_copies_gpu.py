@@ -1,17 +1,25 @@
-"""Copies of pages on an accelerator's own stream: right in every layer, and in order with what else the device does."""
+"""Copies of pages on an accelerator's own stream: right in every layer, and in order with what else the device does; and states moved before a step.
+
+Needs the plugin kernels-triton.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from tokenspeed_plugin_kernels_triton.plugin import tokenspeed_kernels
 
+from tokenspeed.interfaces.kernel import KernelRequest
+from tokenspeed.plugins.kernel_select import KernelRegistry
 from tokenspeed.runtime.host_pool import HostPool
 from tokenspeed.runtime.kv_pool import KVPool
 from tokenspeed.runtime.page_copies import PageMove
 from tokenspeed.runtime.stream_copies import StreamCopies
+from tokenspeed.testing.harness import kernel_registry
 from tokenspeed.types import CacheGroup, KVLayout
 
 pytestmark = pytest.mark.gpu
@@ -38,17 +46,28 @@ MIXED = (
 BUSY = 100_000_000
 
 
+def make_pool(groups: tuple[CacheGroup, ...], kernels: KernelRegistry) -> KVPool:
+    return KVPool(
+        groups,
+        select_kernel=kernels.select,
+        layout=KVLayout.HND,
+        page_sizes=[0 if group.kind == "recurrent" else 16 for group in groups],
+        num_pages=[PAGES] * len(groups),
+        dtype=torch.bfloat16,
+        device=torch.device("cuda", torch.cuda.current_device()),
+    )
+
+
+def triton_kernels() -> KernelRegistry:
+    """As an engine chooses on a GPU."""
+    capability = torch.cuda.get_device_capability()
+    return kernel_registry(*tokenspeed_kernels(), platform="cuda", capability=capability, device="cuda")
+
+
 class Bench:
     def __init__(self, groups: tuple[CacheGroup, ...] = GROUPS) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self.pool = KVPool(
-            groups,
-            layout=KVLayout.HND,
-            page_sizes=[0 if group.kind == "recurrent" else 16 for group in groups],
-            num_pages=[PAGES] * len(groups),
-            dtype=torch.bfloat16,
-            device=self.device,
-        )
+        self.pool = make_pool(groups, triton_kernels())
         for tensor in self.pool.tensors:
             tensor.normal_()
         self.done: dict[int, int] = {}
@@ -133,6 +152,45 @@ def test_a_state_that_comes_from_the_host_is_copied_when_it_has_come(bench: Benc
     mixed.copies.settle()
     assert mixed.done == {1: 2, 2: 1, 3: 2, 4: 1}
     mixed.copies.close()
+
+
+def move(pool: KVPool, *moves: tuple[int, int, int]) -> None:
+    """(kind, source, target) of states of group 1."""
+    kinds, sources, targets = (np.array(column, dtype=np.int32) for column in zip(*moves, strict=True))
+    pool.prepare_states(kinds, np.ones_like(kinds), sources, targets)
+
+
+def test_states_are_moved_as_the_definition_does_and_nothing_compiles_or_waits_once_it_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ran on no state, as in the warm-up. States of several sizes and types, one of them a single number."""
+    from triton import knobs
+
+    group = replace(MIXED[1], states=((4, 64, 64), (192, 3), ()), state_dtypes=("float32", "bfloat16", "float16"))
+    groups, kernels = (MIXED[0], group, MIXED[2]), triton_kernels()
+    for mode in ("copy", "zero"):
+        request = KernelRequest(family="recurrent", mode=mode, dtype="fp32")
+        assert kernels.choose(request).winner.name == "under-test:triton"
+    pool, defined = make_pool(groups, kernels), make_pool(groups, kernel_registry())
+    for tensor, other in zip(pool.tensors, defined.tensors, strict=True):
+        tensor.normal_()
+        other.copy_(tensor)
+    move(pool, *[(0, -1, -1)] * 3, *[(1, -1, -1)] * 3)
+    torch.cuda.synchronize()
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        knobs.runtime, "jit_post_compile_hook", lambda **what: compiled.append(str(what.get("repr"))) and None
+    )
+    moves = ((1, 6, 2), (0, -1, 7), (1, 6, 99), (0, -1, 0), (1, PAGES, 5), (0, -1, 11))
+    before_it = busy()
+    move(pool, *moves)
+    assert not before_it.query(), "the host waited"
+    move(defined, *moves)
+    for each in ((1, 2, 3), (0, -1, 6)):  # one at a time
+        move(pool, each)
+        move(defined, each)
+    assert not compiled
+    assert all(torch.equal(tensor, other) for tensor, other in zip(pool.tensors, defined.tensors, strict=True))
 
 
 def test_a_layer_reads_its_pages_after_they_have_come_without_the_host_waiting(bench: Bench) -> None:

@@ -22,6 +22,7 @@ from tokenspeed.runtime.host_pool import HostPool, host_pages
 from tokenspeed.runtime.kv_pool import KVPool
 from tokenspeed.runtime.page_copies import PageCopies, PageMove, ThreadCopies
 from tokenspeed.runtime.store_guard import StoreGuard
+from tokenspeed.testing.harness import kernel_registry
 from tokenspeed.types import CacheGroup, KVLayout
 
 GROUPS = (
@@ -52,6 +53,7 @@ def make_pool(
 ) -> KVPool:
     pool = KVPool(
         groups,
+        select_kernel=kernel_registry().select,
         layout=layout,
         page_sizes=[0 if group.kind == "recurrent" else 4 for group in groups],
         num_pages=[DEVICE_PAGES] * len(groups),

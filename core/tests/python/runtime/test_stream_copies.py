@@ -14,6 +14,7 @@ from tokenspeed.runtime.host_pool import HostPool
 from tokenspeed.runtime.kv_pool import KVPool
 from tokenspeed.runtime.page_copies import PageMove
 from tokenspeed.runtime.stream_copies import StreamCopies, staging_bytes
+from tokenspeed.testing.harness import kernel_registry
 from tokenspeed.types import CacheGroup, KVLayout
 
 PAGES, LAYERS = 12, 26
@@ -48,6 +49,7 @@ class Bench:
     def __init__(self) -> None:
         self.pool = KVPool(
             GROUPS,
+            select_kernel=kernel_registry().select,
             layout=KVLayout.HND,
             page_sizes=[4, 4, 0, 4],
             num_pages=[PAGES] * 4,

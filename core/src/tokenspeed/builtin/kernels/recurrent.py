@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from tokenspeed.builtin.kernels.cache import copy as copy_pages
-from tokenspeed.builtin.kernels.cache import zero as zero_pages
-
 __all__ = ["copy", "gated_linear", "zero"]
 
 
 def copy(states: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
     """State ``target[i]`` becomes state ``source[i]``: ``cache.copy`` over states (N, ...)."""
-    copy_pages(states, source, target)
+    kept = (source >= 0) & (target >= 0)
+    states.index_copy_(0, target[kept], states.index_select(0, source[kept]))
 
 
 def zero(states: torch.Tensor, target: torch.Tensor) -> None:
     """States ``target`` (n) become zeros: ``cache.zero`` over states (N, ...)."""
-    zero_pages(states, target)
+    states.index_fill_(0, target[target >= 0], 0)
 
 
 def gated_linear(

@@ -31,7 +31,8 @@ def _zero(pages_ptr, target_ptr, words, stride, BLOCK: tl.constexpr):
 
 def _words(pages: torch.Tensor) -> tuple[torch.Tensor, int, int]:
     """(pages as words, words of a page, words from a page to the next): words of four bytes where pages are made of such, else single bytes."""
-    flat = pages.flatten(1)  # a view: a page is one contiguous block
+    # a view: a page is one contiguous block; a state may be a single element
+    flat = pages.flatten(1) if pages.ndim > 1 else pages.unsqueeze(1)
     if flat.data_ptr() != pages.data_ptr():
         raise ValueError("a page must be one contiguous block of memory")
     size = pages.element_size()

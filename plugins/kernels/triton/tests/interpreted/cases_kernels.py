@@ -189,7 +189,7 @@ def test_gates_are_split_from_the_queries_as_the_definition_does(case):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
-@pytest.mark.parametrize("shape", [(7, 2, 4, 8), (7, 3, 33), (7, 5000)])
+@pytest.mark.parametrize("shape", [(7, 2, 4, 8), (7, 3, 33), (7, 5000), (7,)])
 def test_whole_pages_are_copied_and_zeroed_whatever_they_hold(dtype, shape):
     source, target, gone = torch.tensor([3, -1, 0, 5]), torch.tensor([4, 1, -1, 2]), torch.tensor([6, -1, 0])
     mine, theirs = (torch.randn(shape, generator=torch.Generator().manual_seed(7)).mul(9).to(dtype) for _ in range(2))
