@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from tokenspeed.messages import GenerateRequest
+from tokenspeed.serving.protocol.completions import LogprobsBuilder
 from tokenspeed.testing.fake_engine import Reply
 from tokenspeed.testing.server import events, running
 
@@ -73,3 +77,36 @@ async def test_api_10_bytes_rebuild_a_split_character() -> None:
         content = (await server.chat(logprobs=True)).json()["choices"][0]["logprobs"]["content"]
     assert bytes(byte for entry in content[:4] for byte in entry["bytes"]).decode() == "😀"
     assert content[0]["token"] == "bytes:\\xf0"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "chars"), [(12, 3), (1, 2000), (3, 700)], ids=["many prompts", "a long prompt", "some of both"]
+)
+async def test_others_get_their_turn_while_many_log_probabilities_are_written(
+    prompts: int, chars: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer may hold hundreds of thousands of them: no more than 256 are written between two turns of the loop."""
+    written: list[int] = []  # by turn of the loop
+    proper = LogprobsBuilder._add
+
+    def counted(self: LogprobsBuilder, *arguments: Any) -> None:
+        written[-1] += 1
+        proper(self, *arguments)
+
+    async def other() -> None:
+        while True:
+            written.append(0)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(LogprobsBuilder, "_add", counted)
+    async with running(lambda _: Reply(tokens=[97] * 300, chunk=300), max_model_len=4096) as server:
+        beside = asyncio.create_task(other())
+        rows = ["x" * chars] * prompts
+        response = await server.complete(rows, echo=True, logprobs=1, max_tokens=300)
+        beside.cancel()
+    choices = response.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(prompts))
+    assert {len(choice["logprobs"]["tokens"]) for choice in choices} == {chars + 300}
+    assert {choice["logprobs"]["text_offset"][-1] for choice in choices} == {chars + 299}
+    assert sum(written) == prompts * (chars + 300)
+    assert max(written) <= 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 _MAX_PROMPTS = 2048
+#: Tokens whose log probabilities are written at a time: a few milliseconds.
+_PIECE = 256
 
 
 class CompletionRequest(SamplingFields, kw_only=True, frozen=True):
@@ -130,15 +132,23 @@ class LogprobsBuilder:
         self._top = top
         self._base = base
 
-    def prompt(self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
-        """Of an echoed prompt; its first token has nothing before it and so no probability."""
+    def prompt(
+        self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None] | None
+    ) -> Generator[dict[str, Any], None, None]:
+        """Of an echoed prompt, in pieces for ``join_logprobs``; its first token has nothing before it and so no probability."""
         detokenizer = self._tokenizer.detokenizer(skip_special_tokens=True)
-        shape = _empty()
         offset = 0
-        for at, token in enumerate(tokens):
-            self._add(shape, token, found[at] if found is not None and at < len(found) else None, offset)
-            offset += len(detokenizer.feed((token,)))
-        return shape
+        for begin in range(0, len(tokens), _PIECE):
+            shape = _empty()
+            for at, token in enumerate(tokens[begin : begin + _PIECE], begin):
+                self._add(shape, token, found[at] if found is not None and at < len(found) else None, offset)
+                offset += len(detokenizer.feed((token,)))
+            yield shape
+
+    def pieces(self, entries: Sequence[TokenEntry]) -> Generator[dict[str, Any], None, None]:
+        """Of a whole answer's tokens, in pieces."""
+        for begin in range(0, len(entries), _PIECE):
+            yield self.output(entries[begin : begin + _PIECE])
 
     def output(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
         """Of generated tokens."""
@@ -168,6 +178,10 @@ def _empty() -> dict[str, Any]:
     return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
-def join_logprobs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two pieces of one choice as one."""
-    return {name: first[name] + second[name] for name in first}
+def join_logprobs(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The pieces of one choice as one."""
+    whole = _empty()
+    for part in parts:
+        for name, values in part.items():
+            whole[name] += values
+    return whole

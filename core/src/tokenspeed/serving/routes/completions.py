@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from tokenspeed.errors import RequestError
 from tokenspeed.serving.body import read_json
 from tokenspeed.serving.constraint import answer_grammar, check_fields
 from tokenspeed.serving.context import HttpRequest, ServerContext, context_of
-from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest
+from tokenspeed.serving.generation import Choice, Delta, Generation, GenerationRequest, TokenEntry
 from tokenspeed.serving.protocol.answers import raise_failed, usage
 from tokenspeed.serving.protocol.completions import (
     CompletionRequest,
@@ -137,7 +139,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
 async def _whole(job: _Job, generation: Generation) -> dict[str, Any]:
     texts = [[job.echo(choice)] for choice in generation.choices]
     entries: list[list[Any]] = [[] for _ in generation.choices]
-    ends: dict[int, Delta] = {}
+    shown: dict[int, msgspec.Raw] = {}
     while (deltas := await generation.next()) is not None:
         for delta in deltas:
             raise_failed(delta)
@@ -145,34 +147,38 @@ async def _whole(job: _Job, generation: Generation) -> dict[str, Any]:
             texts[at].append(delta.text)
             entries[at].extend(delta.entries or ())
             if delta.finish:
-                ends[at] = delta
-    shown = []
-    for at, end in sorted(ends.items()):
-        builder = job.logprobs(end.choice)
-        logprobs = None
-        if builder is not None:
-            logprobs = builder.output(entries[at])
-            if job.body.echo:
-                logprobs = join_logprobs(
-                    builder.prompt(job.prompt_tokens(end.choice), end.choice.prompt_logprobs), logprobs
-                )
-        shown.append(
-            {
-                "index": at,
-                "text": "".join(texts[at]),
-                "logprobs": logprobs,
-                "finish_reason": end.finish,
-                "stop_reason": end.stop_reason,
-            }
-        )
+                shown[at] = await _ended(job, delta, "".join(texts[at]), entries[at])
+                entries[at] = []
     return {
         "id": job.request.request_id,
         "object": "text_completion",
         "created": int(time.time()),
         "model": job.model,
-        "choices": shown,
+        "choices": [choice for _, choice in sorted(shown.items())],
         "usage": usage(generation.choices, job.body.n),
     }
+
+
+async def _ended(job: _Job, end: Delta, text: str, entries: Sequence[TokenEntry]) -> msgspec.Raw:
+    """A choice of the answer as JSON. Log probabilities of many choices or of a long one take long: others get their turn between the pieces."""
+    choice, builder = end.choice, job.logprobs(end.choice)
+    logprobs = None
+    if builder is not None:
+        echoed = builder.prompt(job.prompt_tokens(choice), choice.prompt_logprobs) if job.body.echo else ()
+        pieces = []
+        for piece in chain(echoed, builder.pieces(entries)):
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        logprobs = join_logprobs(pieces)
+        choice.prompt_logprobs = None  # told; the collector would walk them all while other choices run
+    shown = {
+        "index": choice.index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": end.finish,
+        "stop_reason": end.stop_reason,
+    }
+    return msgspec.Raw(to_json(shown))
 
 
 def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -191,8 +197,9 @@ def _stream(job: _Job, generation: Generation) -> AsyncGenerator[bytes, None]:
             echoing.discard(at)
             text = job.echo(delta.choice) + text
             if builder is not None:
-                first = builder.prompt(job.prompt_tokens(delta.choice), delta.choice.prompt_logprobs)
-                logprobs = join_logprobs(first, logprobs) if logprobs is not None else first
+                echoed = builder.prompt(job.prompt_tokens(delta.choice), delta.choice.prompt_logprobs)
+                logprobs = join_logprobs(chain(echoed, () if logprobs is None else (logprobs,)))
+                delta.choice.prompt_logprobs = None
         if not (text or logprobs or delta.finish):
             return ()
         tail = plain_tail
