@@ -14,6 +14,9 @@ from tokenspeed.serving.sse import to_json
 
 __all__ = ["Gate"]
 
+#: Asked by machines, around the clock, and red by design while a server starts and ends: among the other answers they would be errors that no user met.
+_PROBES = frozenset({"/health", "/metrics"})
+
 
 class Gate:
     """ASGI wrapper. With ``--api-key`` set every route needs ``Authorization: Bearer KEY``, ``/health`` and ``/metrics`` too; probes must send it."""
@@ -30,7 +33,8 @@ class Gate:
             return
         context = self._context
         context.http_requests += 1
-        responses = context.llm.metrics.responses
+        metrics = context.llm.metrics
+        responses = metrics.probes if scope["path"] in _PROBES else metrics.responses
         path = scope["path"] if scope["path"] in self._paths else "other"  # a label of the metrics: only known values
 
         async def counted(message: Message) -> None:

@@ -68,7 +68,9 @@ class ServerMetrics:
         self.generation_tokens = 0
         self.orphans = 0
         self.clamped = 0
+        #: by path and status; what probes and scrapes were answered is apart
         self.responses: Counter[tuple[str, int]] = Counter()
+        self.probes: Counter[tuple[str, int]] = Counter()
         self.ttft = Histogram(_LATENCY)
         self.itl = Histogram(_GAP)
         self.e2e = Histogram(_LATENCY)
@@ -130,10 +132,8 @@ class _Exposition(Collector):
         yield _counter("orphan_outputs", "Engine outputs for requests that the server does not know.", m.orphans)
         yield _counter("metrics_clamped", "Values outside their range that were clamped.", m.clamped)
         yield _counter("bad_frames", "Frames from the engine that did not decode.", self._client.bad_frames)
-        responses = CounterMetricFamily("tokenspeed:http_responses", "HTTP answers.", labels=["path", "status"])
-        for (path, status), count in sorted(m.responses.items()):
-            responses.add_metric([path, str(status)], count)
-        yield responses
+        yield _answers("http_responses", "HTTP answers, those of probes left out.", m.responses)
+        yield _answers("http_probes", "HTTP answers of /health and /metrics.", m.probes)
         yield m.ttft.family("tokenspeed:time_to_first_token_seconds", "Submission to first token.")
         yield m.itl.family("tokenspeed:inter_token_latency_seconds", "Gap between two outputs of one request.")
         yield m.e2e.family("tokenspeed:e2e_request_latency_seconds", "Submission to end.")
@@ -251,6 +251,13 @@ def _gauges(name: str, text: str, label: str, values: Mapping[str, int]) -> Gaug
     family = GaugeMetricFamily(f"tokenspeed:{name}", text, labels=[label])
     for value, number in values.items():
         family.add_metric([value], number)
+    return family
+
+
+def _answers(name: str, text: str, counts: Counter[tuple[str, int]]) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"tokenspeed:{name}", text, labels=["path", "status"])
+    for (path, status), count in sorted(counts.items()):
+        family.add_metric([path, str(status)], count)
     return family
 
 

@@ -200,6 +200,25 @@ async def test_metrics_show_what_happened() -> None:
         assert line in text, line
 
 
+async def test_probes_count_apart_so_that_a_start_and_a_drain_are_no_failed_requests() -> None:
+    """``/health`` says 503 as long as either takes; what was asked for meanwhile and refused is a failed request."""
+    async with running(ready=False) as server:
+        assert (await server.http.get("/health")).status_code == 503
+        assert (await server.http.head("/health")).status_code == 503
+        assert (await server.control.get("/health")).status_code == 503
+        assert (await server.chat()).status_code == 503
+        await server.metrics()
+        lines = (await server.metrics()).splitlines()
+    counts = [
+        line for line in lines if line.startswith(("tokenspeed:http_responses_total", "tokenspeed:http_probes_total"))
+    ]
+    assert counts == [
+        'tokenspeed:http_responses_total{path="/v1/chat/completions",status="503"} 1.0',
+        'tokenspeed:http_probes_total{path="/health",status="503"} 3.0',
+        'tokenspeed:http_probes_total{path="/metrics",status="200"} 1.0',
+    ]
+
+
 async def test_a_limit_on_pending_requests_answers_503() -> None:
     async with running(lambda _: ENDLESS, step_s=0.005, config=ServingConfig(port=0, max_pending_requests=1)) as server:
         first = asyncio.create_task(server.chat(max_tokens=400))
