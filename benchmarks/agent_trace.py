@@ -8,7 +8,7 @@ same trace one after the other, the first without a tier below the device. Told 
 
 * the hit rate: cached tokens of later turns, as a share of what could be reused (the whole pages of the turn before with its answer);
 * the time to the first token of later turns as the engine measured it from arrival, queueing included;
-* whether both gave the same tokens.
+* whether both gave the same tokens, and in how many turns (in bf16 a prompt computed in other pieces may give others).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+CLI = [sys.executable, "-c", "import sys; from tokenspeed.cli.main import main; sys.exit(main())"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,7 @@ def summary(turns: list[Turn], seconds: float) -> dict[str, Any]:
 def server(model: str, flags: list[str]) -> Iterator[str]:
     """A server of its own; its address."""
     port = free_ports()
-    command = [str(Path(sys.executable).parent / "tokenspeed"), "serve", model, "--port", str(port), *flags]
+    command = [*CLI, "serve", model, "--port", str(port), *flags]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         url = f"http://127.0.0.1:{port}"
@@ -192,6 +194,7 @@ def compare(model: str, trace: Trace, pool_tokens: int, common: list[str], tiers
         "tiers": shlex.join(tiers),
         **results,
         "same_tokens": tokens["off"] == tokens["on"],
+        "same_turns": sum(a == b for a, b in zip(tokens["off"], tokens["on"], strict=True)),
         "ttft_ratio_p50": round(results["off"]["ttft_ms_p50"] / results["on"]["ttft_ms_p50"], 2),
     }
 
