@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install serve test test-python test-cpp test-cpp-sanitized fuzz test-slow lint format bench docs build clean
+.PHONY: help install dev serve test test-python test-cpp test-cpp-sanitized fuzz test-slow lint format bench docs build clean
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -61,6 +61,8 @@ $(STAMPS)/plugins: $(STAMPS)/core $(PLUGIN_FILES)
 	@$(if $(CHANGED),echo "plugins: $(notdir $(CHANGED)) ...")
 	@$(if $(CHANGED),CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) --no-build-isolation $(addprefix -e ,$(CHANGED)))
 	@touch $@
+
+dev: $(STAMPS)/dev ## What tests and lint need, into .venv
 
 $(STAMPS)/dev: $(STAMPS)/plugins requirements/dev.txt
 	@echo "development tools ..."

@@ -178,6 +178,6 @@ async def first_model(target: Target, timeout_s: float) -> str:
         return str(msgspec.json.decode(bytes(answer))["data"][0]["id"])
     except (msgspec.DecodeError, KeyError, IndexError, TypeError):
         status = statuses[-1] if statuses else "no body"
-        raise WireError(
-            f"/v1/models did not list a model (HTTP {status}: {bytes(answer[:200])!r}); name one with --model"
-        ) from None
+        cure = "give the server's key with --api-key" if status == 401 else "name one with --model"
+        told = bytes(answer[:200]).decode(errors="replace")
+        raise WireError(f"/v1/models did not list a model (HTTP {status}: {told}); {cure}") from None

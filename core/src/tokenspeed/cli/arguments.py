@@ -114,7 +114,8 @@ class _Refuse(argparse.Action):
         self._refusal = refusal
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:  # noqa: ARG002  argparse's signature
-        if not self._refusal.takes_value or values not in self._refusal.accepted:
+        value = values if self._refusal.takes_value else ""
+        if value not in self._refusal.accepted:
             text = f"{option_string} {values}" if self._refusal.takes_value else str(option_string)
             accepted = f" (only {', '.join(self._refusal.accepted)} is accepted)" if self._refusal.accepted else ""
             raise ConfigError(f"{text} is not supported{accepted}: {self._refusal.reason}")

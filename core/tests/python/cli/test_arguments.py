@@ -135,6 +135,10 @@ def test_aliases(alias: str, field: str) -> None:
         (("--enable-expert-parallel",), ()),
         (("--quantization", "awq"), ()),
         (("--model", "x"), ()),
+        (("--generation-config", "auto"), ("--generation-config", "vllm")),
+        (("--swap-space", "4"), ("--swap-space", "0")),
+        (("--enable-lora",), ("--enable-chunked-prefill", "--disable-log-requests", "--disable-log-stats")),
+        (("--speculative-config", "{}"), ("--model-impl", "auto")),
     ],
 )
 def test_what_does_not_work_is_refused_by_its_name(args: tuple[str, ...], accepted: tuple[str, ...]) -> None:

@@ -84,7 +84,7 @@ async def test_api_03_finish_reasons_of_forced_tools(choice: object, reason: str
 
 
 async def test_forced_tools_are_the_whole_answer() -> None:
-    """required: any tool, at least one; named: that one; allowed_tools: those; without parallel_tool_calls exactly one."""
+    """required: any tool, at least one; named: that one, once; allowed_tools: those; without parallel_tool_calls exactly one."""
     allowed = {
         "type": "allowed_tools",
         "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "other"}}]},
@@ -97,7 +97,7 @@ async def test_forced_tools_are_the_whole_answer() -> None:
                 tags = tags_of(server)
                 assert called(tags) == names
                 assert (tags["type"], tags["at_least_one"], tags["stop_after_first"]) == (
-                    "tags_with_separator", True, not parallel,
+                    "tags_with_separator", True, choice is NAMED or not parallel,
                 )  # fmt: skip
         assert schemas(tags_of(server)) == [{"type": "object", "properties": {}, "additionalProperties": False}]
         allowed["allowed_tools"]["mode"] = "auto"  # type: ignore[index]

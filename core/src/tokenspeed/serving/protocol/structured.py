@@ -123,11 +123,10 @@ def _response_format(value: Mapping[str, Any]) -> Answer | None:
     prefix = "response_format."
     given = parse_object(value, ResponseFormat, _REFUSED_FORMAT, prefix)
     for name, kind in (("json_schema", "json_schema"), ("format", "structural_tag")):
-        if (getattr(given, name) is not None) != (given.type == kind):
-            raise RequestError(
-                f"{prefix}{name}: belongs to type {kind}, and only there; the type is {given.type}",
-                param=f"{prefix}{name}",
-            )
+        present, wanted = getattr(given, name) is not None, given.type == kind
+        if present != wanted:
+            why = f"is missing; type {kind} needs it" if wanted else f"belongs to type {kind}; the type is {given.type}"
+            raise RequestError(f"{prefix}{name}: {why}", param=f"{prefix}{name}")
     if given.type == "text":
         return None
     if given.type == "json_object":

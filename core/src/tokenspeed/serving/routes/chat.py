@@ -79,7 +79,7 @@ async def _prepare(http: HttpRequest, context: ServerContext, value: dict[str, A
         answer=answer_of(body.response_format, body.structured_outputs),
         choice=choice,
         tools=tools,
-        parallel=body.parallel_tool_calls,
+        parallel=body.parallel_tool_calls and not choice.named,
         parser=parser,
     )
     if held.ends_text:
