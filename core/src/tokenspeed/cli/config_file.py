@@ -31,6 +31,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
         settings = reader(text)
     except ValueError as error:
         raise ConfigError(f"--config {path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"--config {path}: values are nested too deeply") from None
     if settings is None:
         return {}
     if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):

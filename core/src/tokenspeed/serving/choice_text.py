@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from tokenspeed.interfaces.parser import ParserContext, ParserDelta
+from tokenspeed.interfaces.parser import ParserContext, ParserDelta, ToolCallDelta
 from tokenspeed.interfaces.parsing import ChoiceParser, is_complete
 from tokenspeed.serving.constraint import HeldCalls
 
@@ -18,17 +17,41 @@ _T = TypeVar("_T")
 
 
 def contained(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """The result of a parser's code, which may raise anything: what would end the server (``SystemExit``) fails its request alone.
+    """The result of a parser's code, which may raise anything: what would end the server (``SystemExit``, ``KeyboardInterrupt``) fails its request alone.
+
+    Such code awaits nothing and signals have handlers of their own, so neither a cancellation nor an interrupt can come from elsewhere.
 
     Raises:
-        RuntimeError: it raised what is neither an ``Exception`` nor a signal to this task.
+        RuntimeError: it raised what is no ``Exception``.
     """
     try:
         return call(*args, **kwargs)
-    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+    except Exception:
         raise
     except BaseException as error:
         raise RuntimeError(f"a parser raised {type(error).__name__}: {error}") from error
+
+
+def _check(delta: ParserDelta) -> None:
+    """Raises ``TypeError`` for what would go wrong later, or out to a client: a parser's answer is a plugin's."""
+    if not isinstance(delta, ParserDelta):
+        raise TypeError(f"a parser gave {type(delta).__name__}, no ParserDelta")
+    for field in ("content", "reasoning"):
+        _check_type(field, getattr(delta, field), str)
+    for call in delta.calls:
+        _check_type("calls", call, ToolCallDelta)
+        _check_type("index", call.index, int)
+        _check_type("arguments", call.arguments, str)
+        for field in ("name", "id"):
+            if getattr(call, field) is not None:
+                _check_type(field, getattr(call, field), str)
+        if call.index < 0:
+            raise ValueError(f"a parser told of call {call.index}")
+
+
+def _check_type(field: str, value: object, kind: type) -> None:
+    if type(value) is bool or not isinstance(value, kind):
+        raise TypeError(f"a parser gave {type(value).__name__} for {field}, which is {kind.__name__}")
 
 
 class Told(NamedTuple):
@@ -86,10 +109,14 @@ class ChoiceText:
         return Told(content, told.reasoning + rest.reasoning, [*told.calls, *rest.calls])
 
     def _take(self, delta: ParserDelta) -> Told:
+        _check(delta)
         calls = []
         for call in delta.calls:
             if call.index > 0 and not self._parallel:
                 continue
+            known = len(self._heads)
+            if call.index != known if call.name is not None else call.index >= known:
+                raise ValueError(f"a parser told of call {call.index} out of turn: it has begun {known}")
             shown: dict[str, Any] = {"index": call.index}
             if call.name is not None:
                 head = {"id": call.id or f"call_{uuid.uuid4().hex[:24]}", "type": "function", "name": call.name}

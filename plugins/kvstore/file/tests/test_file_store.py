@@ -127,6 +127,15 @@ def test_a_pipe_in_the_place_of_a_page_does_not_block(bench: StoreBench, tmp_pat
     assert bench.get(store, space, keys, 100) == [None]
 
 
+def test_a_folder_in_the_place_of_a_page_costs_that_page_alone(bench: StoreBench, tmp_path: Path) -> None:
+    store, space, keys = bench.store(), bench.namespace(), random_keys(3)
+    page = tmp_path / space.id / keys[1].hex()[:2] / keys[1].hex()
+    page.mkdir(parents=True)
+    assert bench.put(store, space, keys, [os.urandom(10_000) for _ in keys]) == [True, False, True]
+    assert store.exists(space, keys, 1.0) == [True, False, True]
+    assert sum(path.stat().st_size == 10_000 for path in tmp_path.rglob("*") if path.is_file()) == 2, "and no leavings"
+
+
 def test_a_write_that_fails_leaves_nothing_behind(bench: StoreBench, tmp_path: Path) -> None:
     """The disk is full, or the place cannot be written: the guard counts it, and nothing half written can be found."""
     space, keys = bench.namespace(), random_keys(1)

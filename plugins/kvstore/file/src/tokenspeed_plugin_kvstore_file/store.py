@@ -51,7 +51,7 @@ class FileStore(KVStore):
 
     def exists(self, namespace: KVNamespace, keys: Sequence[bytes], timeout_s: float) -> list[bool]:
         end = time.monotonic() + timeout_s
-        return [time.monotonic() < end and self._path(namespace, key).exists() for key in keys]
+        return [time.monotonic() < end and self._path(namespace, key).is_file() for key in keys]
 
     def get_into(
         self, namespace: KVNamespace, keys: Sequence[bytes], frames: Sequence[Frame], timeout_s: float
@@ -101,7 +101,10 @@ class FileStore(KVStore):
     def _write(self, path: Path, frame: Frame) -> bool:
         if len(frame) > self._cap.bytes or not self._cap.room:
             return False
-        self._replace(path, frame.data)
+        try:
+            self._replace(path, frame.data)
+        except IsADirectoryError:  # put there by somebody else: this page cannot be kept, others can
+            return False
         self._cap.added(len(frame))
         return True
 
