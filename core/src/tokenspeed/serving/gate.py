@@ -23,7 +23,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, context: ServerContext, paths: frozenset[str]) -> None:
         self._app = app
-        self._paths = paths
+        self._paths = paths | _PROBES
         self._context = context
         self._keys = tuple(key.encode() for key in context.config.api_key)
 
@@ -34,8 +34,9 @@ class Gate:
         context = self._context
         context.http_requests += 1
         metrics = context.llm.metrics
-        responses = metrics.probes if scope["path"] in _PROBES else metrics.responses
-        path = scope["path"] if scope["path"] in self._paths else "other"  # a label of the metrics: only known values
+        path = scope["path"].rstrip("/") or "/"  # as the router takes it
+        responses = metrics.probes if path in _PROBES else metrics.responses
+        path = path if path in self._paths else "other"  # a label of the metrics: only known values
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":

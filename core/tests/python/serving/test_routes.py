@@ -205,7 +205,7 @@ async def test_probes_count_apart_so_that_a_start_and_a_drain_are_no_failed_requ
     async with running(ready=False) as server:
         assert (await server.http.get("/health")).status_code == 503
         assert (await server.http.head("/health")).status_code == 503
-        assert (await server.control.get("/health")).status_code == 503
+        assert (await server.control.get("/health/")).status_code == 503
         assert (await server.chat()).status_code == 503
         await server.metrics()
         lines = (await server.metrics()).splitlines()

@@ -8,13 +8,13 @@ __all__ = ["copy", "gated_linear", "zero"]
 
 
 def copy(states: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """State ``target[i]`` becomes state ``source[i]``: ``cache.copy`` over states (N, ...)."""
+    """State ``target[i]`` becomes state ``source[i]``: ``cache.copy`` over states (N, ...). The host waits for a device: it reads which are meant."""
     kept = (source >= 0) & (target >= 0)
     states.index_copy_(0, target[kept], states.index_select(0, source[kept]))
 
 
 def zero(states: torch.Tensor, target: torch.Tensor) -> None:
-    """States ``target`` (n) become zeros: ``cache.zero`` over states (N, ...)."""
+    """States ``target`` (n) become zeros: ``cache.zero`` over states (N, ...). The host waits as in ``copy``."""
     states.index_fill_(0, target[target >= 0], 0)
 
 
