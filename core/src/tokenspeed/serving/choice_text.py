@@ -45,8 +45,6 @@ def _check(delta: ParserDelta) -> None:
         for field in ("name", "id"):
             if getattr(call, field) is not None:
                 _check_type(field, getattr(call, field), str)
-        if call.index < 0:
-            raise ValueError(f"a parser told of call {call.index}")
 
 
 def _check_type(field: str, value: object, kind: type) -> None:
@@ -114,9 +112,10 @@ class ChoiceText:
         for call in delta.calls:
             if call.index > 0 and not self._parallel:
                 continue
-            known = len(self._heads)
-            if call.index != known if call.name is not None else call.index >= known:
-                raise ValueError(f"a parser told of call {call.index} out of turn: it has begun {known}")
+            begun = len(self._heads)
+            in_turn = call.index == begun if call.name is not None else 0 <= call.index < begun
+            if not in_turn:
+                raise ValueError(f"a parser told of call {call.index} out of turn: it has begun {begun}")
             shown: dict[str, Any] = {"index": call.index}
             if call.name is not None:
                 head = {"id": call.id or f"call_{uuid.uuid4().hex[:24]}", "type": "function", "name": call.name}
